@@ -1,0 +1,1 @@
+//! Placeholder heading, replaced with the crate's first content.

@@ -1,0 +1,40 @@
+//! The error type of this crate. Each area has its own enum beside its code; this one gathers them, so that a
+//! caller can match on the area and the binary can choose an exit code.
+
+use std::path::{Path, PathBuf};
+
+/// What every fallible function of this crate returns.
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// Anything that can go wrong, by area.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// A file or directory could not be read or written.
+    #[error("cannot {action} {path}: {source}")]
+    Io {
+        /// What was tried, as a verb: "read", "write", "create".
+        action: &'static str,
+        /// The file or directory.
+        path: PathBuf,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// An operation refused its operands: a fault in this crate, not in the input.
+    #[error(transparent)]
+    Ops(#[from] cpu_ops::Error),
+    /// A model's files are not usable.
+    #[error(transparent)]
+    Model(#[from] crate::model::ModelError),
+    /// A data set is not usable.
+    #[error(transparent)]
+    Data(#[from] crate::data::DataError),
+}
+
+impl Error {
+    /// An [`Error::Io`] for `map_err`: `fs::read(path).map_err(Error::io("read", path))`.
+    pub fn io(action: &'static str, path: impl AsRef<Path>) -> impl FnOnce(std::io::Error) -> Self {
+        let path = path.as_ref().to_path_buf();
+        move |source| Self::Io { action, path, source }
+    }
+}
