@@ -5,7 +5,9 @@
 #[non_exhaustive]
 pub enum Error {
     /// A slice is shorter than the matrix it should hold.
-    #[error("{operation}: {operand} needs {expected} elements ({rows} x {cols}, stride {stride}), the slice has {found}")]
+    #[error(
+        "{operation}: {operand} needs {expected} elements ({rows} x {cols}, stride {stride}), the slice has {found}"
+    )]
     SliceLength {
         /// The function that was called.
         operation: &'static str,

@@ -10,6 +10,9 @@
 
 mod error;
 mod matrix;
+pub mod nf4;
+pub mod reference;
+mod simd;
 mod threads;
 
 pub use error::Error;

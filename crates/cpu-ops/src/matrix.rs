@@ -39,10 +39,10 @@ fn span(operation: &'static str, rows: usize, cols: usize, stride: usize) -> Res
     if rows == 0 || cols == 0 {
         return Ok(0);
     }
-    (rows - 1)
-        .checked_mul(stride)
-        .and_then(|n| n.checked_add(cols))
-        .ok_or_else(|| Error::Layout { operation, what: format!("{rows} x {cols} with stride {stride} overflows") })
+    (rows - 1).checked_mul(stride).and_then(|n| n.checked_add(cols)).ok_or_else(|| Error::Layout {
+        operation,
+        what: format!("{rows} x {cols} with stride {stride} overflows"),
+    })
 }
 
 fn check(operation: &'static str, found: usize, rows: usize, cols: usize, stride: usize) -> Result<()> {
