@@ -1,11 +1,15 @@
-//! From a file of records to batches of tokens. `read` makes records, `template` renders and masks them,
-//! `batch` puts samples together; nothing here knows a model's weights or a device.
+//! From a file of records to batches of tokens. `read` makes records, `template` renders conversations, `mask`
+//! turns them into samples and says which tokens are learnt, `batches` puts samples together; nothing here knows a
+//! model's weights or a device.
 
+mod batches;
+mod error;
+mod order;
+mod read;
 mod sample;
 
+pub use batches::{Loader, LoaderOptions, Window};
+pub use error::{DataError, Place, TemplateError};
+pub use order::permutation;
+pub use read::{Content, Conversation, Format, Record, Records, parse, read};
 pub use sample::{Batch, IGNORED, Sample};
-
-/// A data set is not usable.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum DataError {}
