@@ -1,13 +1,23 @@
 //! Everything about a model that does not depend on training: its shape from a config, its tensors by name
 //! from safetensors or GGUF, its rotary tables. Weights are read one tensor at a time.
 
+mod config;
+mod directory;
+mod error;
+mod fields;
+mod identity;
+mod map;
+pub mod names;
+mod open;
+mod rope;
+mod safetensors;
 mod shape;
 mod source;
+#[cfg(test)]
+pub(crate) mod testing;
+mod values;
 
+pub use error::ModelError;
+pub use open::{Weights, open_weights};
 pub use shape::{Family, ModelShape, Projection, Rope};
 pub use source::{Table, TensorSource};
-
-/// A model's files are not usable.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum ModelError {}

@@ -19,13 +19,13 @@ pub trait TensorSource {
     /// Whether a tensor of this name exists.
     fn contains(&self, name: &str) -> bool;
 
-    /// The values of a tensor in f32, row-major. Marks it as used.
+    /// The values of a tensor in f32, row-major. Marks it as used. F64 is rounded to nearest.
     ///
     /// # Errors
     /// The tensor is missing, has another shape than `shape`, or holds a value that is NaN or infinite.
     fn read_f32(&mut self, name: &str, shape: &[usize]) -> Result<Vec<f32>>;
 
-    /// The values of a tensor in the narrowest of f32, f16 and bf16 that holds them exactly. Marks it as used.
+    /// The values of a tensor in its file's type where that is f16 or bf16, else in f32. Marks it as used.
     ///
     /// # Errors
     /// As [`read_f32`](Self::read_f32).

@@ -1,0 +1,77 @@
+//! One way in: a path that a user gave becomes a shape, weights and a tokenizer.
+
+use std::path::Path;
+
+use super::directory::Directory;
+use super::{ModelError, ModelShape, TensorSource};
+use crate::Result;
+use crate::event::EventSink;
+
+/// A model's shape and weights.
+pub struct Weights {
+    /// Its shape.
+    pub shape: ModelShape,
+    /// Its tensors.
+    pub source: Box<dyn TensorSource + Send>,
+    /// A name for its content, `sha256:` and digits: of the config, the table of tensors and some bytes of each.
+    pub identity: String,
+    /// What to call it: the directory's name, or the file's without its ending.
+    pub name: String,
+}
+
+/// Opens a model directory or a GGUF file, without a tokenizer. No weight is read yet, but names, shapes and types
+/// of all are checked.
+///
+/// # Errors
+/// The path is neither, or its files are not valid, not supported, or do not belong together.
+pub fn open_weights(path: &Path, events: &mut dyn EventSink) -> Result<Weights> {
+    if path.is_dir() {
+        let (shape, directory) = Directory::open(path, events)?;
+        let identity = directory.identity()?;
+        return Ok(Weights { shape, source: Box::new(directory), identity, name: name(path) });
+    }
+    Err(not_a_model(path).into())
+}
+
+/// The last part of a path, without an ending.
+fn name(path: &Path) -> String {
+    let real = path.canonicalize().unwrap_or_else(|_| path.to_path_buf());
+    let name = if real.is_dir() { real.file_name() } else { real.file_stem() };
+    name.map_or_else(|| "model".to_owned(), |name| name.to_string_lossy().into_owned())
+}
+
+fn not_a_model(path: &Path) -> ModelError {
+    let text = path.to_string_lossy();
+    let (problem, remedy) = if path.is_file() {
+        (
+            "it is a file that is not in GGUF format".to_owned(),
+            "give a model directory or a .gguf file".to_owned(),
+        )
+    } else if looks_like_hub_id(&text) {
+        (
+            "there is no such directory or file".to_owned(),
+            format!(
+                "if it is the name of a model on a hub, download it and give the path \
+                 (for example: hf download {text} --local-dir {})",
+                text.rsplit('/').next().unwrap_or("model")
+            ),
+        )
+    } else {
+        (
+            "there is no such directory or file".to_owned(),
+            "give a Hugging Face model directory (config.json, model.safetensors, tokenizer.json) or a .gguf file"
+                .to_owned(),
+        )
+    };
+    ModelError::NotAModel { path: path.into(), problem, remedy }
+}
+
+/// `owner/name`, as model hubs write it.
+fn looks_like_hub_id(text: &str) -> bool {
+    let word = |part: &str| {
+        !part.is_empty()
+            && !part.starts_with('.')
+            && part.chars().all(|c| c.is_ascii_alphanumeric() || "-_.".contains(c))
+    };
+    matches!(text.split('/').collect::<Vec<_>>()[..], [owner, name] if word(owner) && word(name) && !name.ends_with(".gguf"))
+}
