@@ -265,8 +265,8 @@ impl Kernel {
 /// The kernel of this name.
 ///
 /// ```
-/// assert!(kernels_ptx::find("cast_f32_to_f16").is_some());
-/// assert!(kernels_ptx::find("cast").is_none());
+/// assert!(kernels_ptx::find("rms_norm_forward").is_some());
+/// assert!(kernels_ptx::find("rms_norm").is_none());
 /// ```
 pub fn find(name: &str) -> Option<&'static Kernel> {
     KERNELS.binary_search_by(|kernel| kernel.name.cmp(name)).ok().map(|index| KERNELS[index])

@@ -4,6 +4,9 @@ use crate::{Access, Axis, Element, Geometry, Kernel, Kind, Param};
 
 /// Every kernel, by name.
 pub static KERNELS: &[&Kernel] = &[
+    &ACCUMULATE,
+    &ADD,
+    &BIAS_ADD,
     &CAST_BF16_TO_F32,
     &CAST_F16_TO_F32,
     &CAST_F32_TO_BF16,
@@ -14,13 +17,91 @@ pub static KERNELS: &[&Kernel] = &[
     &CAST_ROWS_F16_TO_F32,
     &CAST_ROWS_F32_TO_BF16,
     &CAST_ROWS_F32_TO_F16,
+    &COPY,
+    &EMBEDDING_GATHER_BF16,
+    &EMBEDDING_GATHER_F16,
+    &EMBEDDING_GATHER_F32,
+    &HEADS_MERGE,
+    &HEADS_SPLIT,
     &NF4_DEQUANTIZE_BF16,
     &NF4_DEQUANTIZE_BF16_DOUBLE,
     &NF4_DEQUANTIZE_F16,
     &NF4_DEQUANTIZE_F16_DOUBLE,
     &NF4_DEQUANTIZE_F32,
     &NF4_DEQUANTIZE_F32_DOUBLE,
+    &RMS_NORM_BACKWARD,
+    &RMS_NORM_FORWARD,
+    &ROPE_FORWARD,
+    &ROPE_INVERSE,
+    &ROWS_GATHER,
+    &ROWS_SCATTER,
+    &SCALE,
+    &SOFTMAX_BACKWARD,
+    &SOFTMAX_FORWARD,
+    &SWIGLU_BACKWARD,
+    &SWIGLU_FORWARD,
+    &ZERO,
 ];
+
+/// y = y + factor x.
+#[rustfmt::skip]
+pub static ACCUMULATE: Kernel = Kernel {
+    name: "accumulate",
+    source: include_str!("../ptx/accumulate.ptx"),
+    summary: "y = y + factor x.",
+    isa: (6, 3),
+    min_capability: 75,
+    parameters: &[
+        Param { name: "x", kind: Kind::Pointer { element: Element::F32, access: Access::Read, optional: false }, note: "[elements]" },
+        Param { name: "y", kind: Kind::Pointer { element: Element::F32, access: Access::Update, optional: false }, note: "[elements]" },
+        Param { name: "elements", kind: Kind::U64, note: "how many" },
+        Param { name: "factor", kind: Kind::F32, note: "multiplies x" },
+    ],
+    dimensions: &["elements"],
+    geometry: Geometry { block: [256, 1, 1], grid: [Axis::Tiles { dimension: 0, per_block: 256 }, Axis::One, Axis::One] },
+    shared_bytes: 0,
+    oracle: "a multiplication and an addition, exact",
+};
+
+/// sum = a + b.
+#[rustfmt::skip]
+pub static ADD: Kernel = Kernel {
+    name: "add",
+    source: include_str!("../ptx/add.ptx"),
+    summary: "sum = a + b.",
+    isa: (6, 3),
+    min_capability: 75,
+    parameters: &[
+        Param { name: "a", kind: Kind::Pointer { element: Element::F32, access: Access::Read, optional: false }, note: "[elements]" },
+        Param { name: "b", kind: Kind::Pointer { element: Element::F32, access: Access::Read, optional: false }, note: "[elements]" },
+        Param { name: "sum", kind: Kind::Pointer { element: Element::F32, access: Access::Write, optional: false }, note: "[elements], may be a or b" },
+        Param { name: "elements", kind: Kind::U64, note: "how many" },
+    ],
+    dimensions: &["elements"],
+    geometry: Geometry { block: [256, 1, 1], grid: [Axis::Tiles { dimension: 0, per_block: 256 }, Axis::One, Axis::One] },
+    shared_bytes: 0,
+    oracle: "an addition, exact",
+};
+
+/// adds a bias to every row.
+#[rustfmt::skip]
+pub static BIAS_ADD: Kernel = Kernel {
+    name: "bias_add",
+    source: include_str!("../ptx/bias_add.ptx"),
+    summary: "adds a bias to every row.",
+    isa: (6, 3),
+    min_capability: 75,
+    parameters: &[
+        Param { name: "y", kind: Kind::Pointer { element: Element::F32, access: Access::Update, optional: false }, note: "[rows, stride]" },
+        Param { name: "bias", kind: Kind::Pointer { element: Element::F32, access: Access::Read, optional: false }, note: "[cols]" },
+        Param { name: "cols", kind: Kind::U64, note: "columns" },
+        Param { name: "stride", kind: Kind::U64, note: "elements from row to row" },
+    ],
+    dimensions: &["rows"],
+    geometry: Geometry { block: [256, 1, 1], grid: [Axis::Tiles { dimension: 0, per_block: 1 }, Axis::One, Axis::One] },
+    shared_bytes: 0,
+    oracle: "an addition, exact",
+};
 
 /// widens bf16 to f32, exactly.
 #[rustfmt::skip]
@@ -226,6 +307,134 @@ pub static CAST_ROWS_F32_TO_F16: Kernel = Kernel {
     oracle: "cpu_ops::cast::f32_to_f16 of the scaled row",
 };
 
+/// target = source.
+#[rustfmt::skip]
+pub static COPY: Kernel = Kernel {
+    name: "copy",
+    source: include_str!("../ptx/copy.ptx"),
+    summary: "target = source.",
+    isa: (6, 3),
+    min_capability: 75,
+    parameters: &[
+        Param { name: "source", kind: Kind::Pointer { element: Element::U32, access: Access::Read, optional: false }, note: "[elements], of any 4-byte type" },
+        Param { name: "target", kind: Kind::Pointer { element: Element::U32, access: Access::Write, optional: false }, note: "[elements]" },
+        Param { name: "elements", kind: Kind::U64, note: "how many" },
+    ],
+    dimensions: &["elements"],
+    geometry: Geometry { block: [256, 1, 1], grid: [Axis::Tiles { dimension: 0, per_block: 256 }, Axis::One, Axis::One] },
+    shared_bytes: 0,
+    oracle: "a copy, exact",
+};
+
+/// rows of a bf16 embedding for token ids, as f32.
+#[rustfmt::skip]
+pub static EMBEDDING_GATHER_BF16: Kernel = Kernel {
+    name: "embedding_gather_bf16",
+    source: include_str!("../ptx/embedding_gather_bf16.ptx"),
+    summary: "rows of a bf16 embedding for token ids, as f32.",
+    isa: (6, 3),
+    min_capability: 75,
+    parameters: &[
+        Param { name: "table", kind: Kind::Pointer { element: Element::Bf16, access: Access::Read, optional: false }, note: "[vocab, hidden]" },
+        Param { name: "ids", kind: Kind::Pointer { element: Element::U32, access: Access::Read, optional: false }, note: "[tokens]" },
+        Param { name: "target", kind: Kind::Pointer { element: Element::F32, access: Access::Write, optional: false }, note: "[tokens, hidden]" },
+        Param { name: "hidden", kind: Kind::U64, note: "columns" },
+        Param { name: "vocab", kind: Kind::U64, note: "rows of the table" },
+    ],
+    dimensions: &["tokens"],
+    geometry: Geometry { block: [256, 1, 1], grid: [Axis::Tiles { dimension: 0, per_block: 1 }, Axis::One, Axis::One] },
+    shared_bytes: 0,
+    oracle: "cpu_ops::embedding::gather",
+};
+
+/// rows of a f16 embedding for token ids, as f32.
+#[rustfmt::skip]
+pub static EMBEDDING_GATHER_F16: Kernel = Kernel {
+    name: "embedding_gather_f16",
+    source: include_str!("../ptx/embedding_gather_f16.ptx"),
+    summary: "rows of a f16 embedding for token ids, as f32.",
+    isa: (6, 3),
+    min_capability: 75,
+    parameters: &[
+        Param { name: "table", kind: Kind::Pointer { element: Element::F16, access: Access::Read, optional: false }, note: "[vocab, hidden]" },
+        Param { name: "ids", kind: Kind::Pointer { element: Element::U32, access: Access::Read, optional: false }, note: "[tokens]" },
+        Param { name: "target", kind: Kind::Pointer { element: Element::F32, access: Access::Write, optional: false }, note: "[tokens, hidden]" },
+        Param { name: "hidden", kind: Kind::U64, note: "columns" },
+        Param { name: "vocab", kind: Kind::U64, note: "rows of the table" },
+    ],
+    dimensions: &["tokens"],
+    geometry: Geometry { block: [256, 1, 1], grid: [Axis::Tiles { dimension: 0, per_block: 1 }, Axis::One, Axis::One] },
+    shared_bytes: 0,
+    oracle: "cpu_ops::embedding::gather",
+};
+
+/// rows of a f32 embedding for token ids, as f32.
+#[rustfmt::skip]
+pub static EMBEDDING_GATHER_F32: Kernel = Kernel {
+    name: "embedding_gather_f32",
+    source: include_str!("../ptx/embedding_gather_f32.ptx"),
+    summary: "rows of a f32 embedding for token ids, as f32.",
+    isa: (6, 3),
+    min_capability: 75,
+    parameters: &[
+        Param { name: "table", kind: Kind::Pointer { element: Element::F32, access: Access::Read, optional: false }, note: "[vocab, hidden]" },
+        Param { name: "ids", kind: Kind::Pointer { element: Element::U32, access: Access::Read, optional: false }, note: "[tokens]" },
+        Param { name: "target", kind: Kind::Pointer { element: Element::F32, access: Access::Write, optional: false }, note: "[tokens, hidden]" },
+        Param { name: "hidden", kind: Kind::U64, note: "columns" },
+        Param { name: "vocab", kind: Kind::U64, note: "rows of the table" },
+    ],
+    dimensions: &["tokens"],
+    geometry: Geometry { block: [256, 1, 1], grid: [Axis::Tiles { dimension: 0, per_block: 1 }, Axis::One, Axis::One] },
+    shared_bytes: 0,
+    oracle: "cpu_ops::embedding::gather",
+};
+
+/// puts the heads of attention back into rows of tokens.
+#[rustfmt::skip]
+pub static HEADS_MERGE: Kernel = Kernel {
+    name: "heads_merge",
+    source: include_str!("../ptx/heads_merge.ptx"),
+    summary: "puts the heads of attention back into rows of tokens.",
+    isa: (6, 3),
+    min_capability: 75,
+    parameters: &[
+        Param { name: "x", kind: Kind::Pointer { element: Element::F32, access: Access::Read, optional: false }, note: "[kv_heads, tokens, group, head_dim]" },
+        Param { name: "y", kind: Kind::Pointer { element: Element::F32, access: Access::Write, optional: false }, note: "[tokens, token_stride], head h at column h head_dim" },
+        Param { name: "tokens", kind: Kind::U64, note: "how many" },
+        Param { name: "token_stride", kind: Kind::U64, note: "elements from token to token in the layout by token" },
+        Param { name: "heads", kind: Kind::U32, note: "kv_heads times group" },
+        Param { name: "group", kind: Kind::U32, note: "query heads that share a key head; 1 for values" },
+        Param { name: "head_dim", kind: Kind::U32, note: "" },
+    ],
+    dimensions: &["tokens"],
+    geometry: Geometry { block: [256, 1, 1], grid: [Axis::Tiles { dimension: 0, per_block: 1 }, Axis::One, Axis::One] },
+    shared_bytes: 0,
+    oracle: "an index loop, exact",
+};
+
+/// sorts the heads of each token by key head, for attention.
+#[rustfmt::skip]
+pub static HEADS_SPLIT: Kernel = Kernel {
+    name: "heads_split",
+    source: include_str!("../ptx/heads_split.ptx"),
+    summary: "sorts the heads of each token by key head, for attention.",
+    isa: (6, 3),
+    min_capability: 75,
+    parameters: &[
+        Param { name: "x", kind: Kind::Pointer { element: Element::F32, access: Access::Read, optional: false }, note: "[tokens, token_stride], head h at column h head_dim" },
+        Param { name: "y", kind: Kind::Pointer { element: Element::F32, access: Access::Write, optional: false }, note: "[kv_heads, tokens, group, head_dim]" },
+        Param { name: "tokens", kind: Kind::U64, note: "how many" },
+        Param { name: "token_stride", kind: Kind::U64, note: "elements from token to token in the layout by token" },
+        Param { name: "heads", kind: Kind::U32, note: "kv_heads times group" },
+        Param { name: "group", kind: Kind::U32, note: "query heads that share a key head; 1 for values" },
+        Param { name: "head_dim", kind: Kind::U32, note: "" },
+    ],
+    dimensions: &["tokens"],
+    geometry: Geometry { block: [256, 1, 1], grid: [Axis::Tiles { dimension: 0, per_block: 1 }, Axis::One, Axis::One] },
+    shared_bytes: 0,
+    oracle: "an index loop, exact",
+};
+
 /// expands NF4 to bf16, plain scales.
 #[rustfmt::skip]
 pub static NF4_DEQUANTIZE_BF16: Kernel = Kernel {
@@ -362,4 +571,274 @@ pub static NF4_DEQUANTIZE_F32_DOUBLE: Kernel = Kernel {
     geometry: Geometry { block: [256, 1, 1], grid: [Axis::Tiles { dimension: 0, per_block: 2048 }, Axis::One, Axis::One] },
     shared_bytes: 64,
     oracle: "cpu_ops::Nf4::dequantize",
+};
+
+/// dx = beta dx + the gradient of rms_norm_forward for its input.
+#[rustfmt::skip]
+pub static RMS_NORM_BACKWARD: Kernel = Kernel {
+    name: "rms_norm_backward",
+    source: include_str!("../ptx/rms_norm_backward.ptx"),
+    summary: "dx = beta dx + the gradient of rms_norm_forward for its input.",
+    isa: (6, 3),
+    min_capability: 75,
+    parameters: &[
+        Param { name: "x", kind: Kind::Pointer { element: Element::F32, access: Access::Read, optional: false }, note: "[rows, cols], the input of the forward operation" },
+        Param { name: "weight", kind: Kind::Pointer { element: Element::F32, access: Access::Read, optional: false }, note: "[cols]" },
+        Param { name: "dy", kind: Kind::Pointer { element: Element::F32, access: Access::Read, optional: false }, note: "[rows, cols]" },
+        Param { name: "dx", kind: Kind::Pointer { element: Element::F32, access: Access::Update, optional: false }, note: "[rows, cols]; not read where beta is 0" },
+        Param { name: "cols", kind: Kind::U64, note: "columns" },
+        Param { name: "eps", kind: Kind::F32, note: "as in forward" },
+        Param { name: "beta", kind: Kind::F32, note: "what dx is multiplied by before the gradient is added" },
+    ],
+    dimensions: &["rows"],
+    geometry: Geometry { block: [256, 1, 1], grid: [Axis::Tiles { dimension: 0, per_block: 1 }, Axis::One, Axis::One] },
+    shared_bytes: 64,
+    oracle: "cpu_ops::norm::rms_norm_dx",
+};
+
+/// y = x / sqrt(mean(x^2) + eps) * weight, by row.
+#[rustfmt::skip]
+pub static RMS_NORM_FORWARD: Kernel = Kernel {
+    name: "rms_norm_forward",
+    source: include_str!("../ptx/rms_norm_forward.ptx"),
+    summary: "y = x / sqrt(mean(x^2) + eps) * weight, by row.",
+    isa: (6, 3),
+    min_capability: 75,
+    parameters: &[
+        Param { name: "x", kind: Kind::Pointer { element: Element::F32, access: Access::Read, optional: false }, note: "[rows, cols]" },
+        Param { name: "weight", kind: Kind::Pointer { element: Element::F32, access: Access::Read, optional: false }, note: "[cols]" },
+        Param { name: "y", kind: Kind::Pointer { element: Element::F32, access: Access::Write, optional: false }, note: "[rows, cols], may be x" },
+        Param { name: "cols", kind: Kind::U64, note: "columns" },
+        Param { name: "eps", kind: Kind::F32, note: "added to the mean square" },
+    ],
+    dimensions: &["rows"],
+    geometry: Geometry { block: [256, 1, 1], grid: [Axis::Tiles { dimension: 0, per_block: 1 }, Axis::One, Axis::One] },
+    shared_bytes: 32,
+    oracle: "cpu_ops::norm::rms_norm",
+};
+
+/// turns pairs by their angle and sorts them by key head for attention.
+#[rustfmt::skip]
+pub static ROPE_FORWARD: Kernel = Kernel {
+    name: "rope_forward",
+    source: include_str!("../ptx/rope_forward.ptx"),
+    summary: "turns pairs by their angle and sorts them by key head for attention.",
+    isa: (6, 3),
+    min_capability: 75,
+    parameters: &[
+        Param { name: "x", kind: Kind::Pointer { element: Element::F32, access: Access::Read, optional: false }, note: "[tokens, token_stride], head h at column h head_dim" },
+        Param { name: "positions", kind: Kind::Pointer { element: Element::U32, access: Access::Read, optional: false }, note: "[tokens], row of the tables for each token" },
+        Param { name: "cosines", kind: Kind::Pointer { element: Element::F32, access: Access::Read, optional: false }, note: "[positions, head_dim / 2]" },
+        Param { name: "sines", kind: Kind::Pointer { element: Element::F32, access: Access::Read, optional: false }, note: "[positions, head_dim / 2]" },
+        Param { name: "y", kind: Kind::Pointer { element: Element::F32, access: Access::Write, optional: false }, note: "[kv_heads, tokens, group, head_dim]" },
+        Param { name: "tokens", kind: Kind::U64, note: "how many" },
+        Param { name: "token_stride", kind: Kind::U64, note: "elements from token to token in the layout by token" },
+        Param { name: "heads", kind: Kind::U32, note: "kv_heads times group" },
+        Param { name: "group", kind: Kind::U32, note: "query heads that share a key head; 1 for keys" },
+        Param { name: "head_dim", kind: Kind::U32, note: "even" },
+    ],
+    dimensions: &["tokens"],
+    geometry: Geometry { block: [256, 1, 1], grid: [Axis::Tiles { dimension: 0, per_block: 1 }, Axis::One, Axis::One] },
+    shared_bytes: 0,
+    oracle: "cpu_ops::rope::rotate, with the layout changed",
+};
+
+/// turns pairs by minus their angle and puts heads back into rows of tokens.
+#[rustfmt::skip]
+pub static ROPE_INVERSE: Kernel = Kernel {
+    name: "rope_inverse",
+    source: include_str!("../ptx/rope_inverse.ptx"),
+    summary: "turns pairs by minus their angle and puts heads back into rows of tokens.",
+    isa: (6, 3),
+    min_capability: 75,
+    parameters: &[
+        Param { name: "x", kind: Kind::Pointer { element: Element::F32, access: Access::Read, optional: false }, note: "[kv_heads, tokens, group, head_dim]" },
+        Param { name: "positions", kind: Kind::Pointer { element: Element::U32, access: Access::Read, optional: false }, note: "[tokens], row of the tables for each token" },
+        Param { name: "cosines", kind: Kind::Pointer { element: Element::F32, access: Access::Read, optional: false }, note: "[positions, head_dim / 2]" },
+        Param { name: "sines", kind: Kind::Pointer { element: Element::F32, access: Access::Read, optional: false }, note: "[positions, head_dim / 2]" },
+        Param { name: "y", kind: Kind::Pointer { element: Element::F32, access: Access::Write, optional: false }, note: "[tokens, token_stride], head h at column h head_dim" },
+        Param { name: "tokens", kind: Kind::U64, note: "how many" },
+        Param { name: "token_stride", kind: Kind::U64, note: "elements from token to token in the layout by token" },
+        Param { name: "heads", kind: Kind::U32, note: "kv_heads times group" },
+        Param { name: "group", kind: Kind::U32, note: "query heads that share a key head; 1 for keys" },
+        Param { name: "head_dim", kind: Kind::U32, note: "even" },
+    ],
+    dimensions: &["tokens"],
+    geometry: Geometry { block: [256, 1, 1], grid: [Axis::Tiles { dimension: 0, per_block: 1 }, Axis::One, Axis::One] },
+    shared_bytes: 0,
+    oracle: "cpu_ops::rope::rotate, with the layout changed",
+};
+
+/// target row i = source row indices[i], for the supervised rows.
+#[rustfmt::skip]
+pub static ROWS_GATHER: Kernel = Kernel {
+    name: "rows_gather",
+    source: include_str!("../ptx/rows_gather.ptx"),
+    summary: "target row i = source row indices[i], for the supervised rows.",
+    isa: (6, 3),
+    min_capability: 75,
+    parameters: &[
+        Param { name: "source", kind: Kind::Pointer { element: Element::F32, access: Access::Read, optional: false }, note: "[.., cols], rows are picked from it" },
+        Param { name: "indices", kind: Kind::Pointer { element: Element::U32, access: Access::Read, optional: false }, note: "[rows], a row of source for each row of target" },
+        Param { name: "count", kind: Kind::Pointer { element: Element::U32, access: Access::Read, optional: false }, note: "[1], how many rows of target are real" },
+        Param { name: "target", kind: Kind::Pointer { element: Element::F32, access: Access::Write, optional: false }, note: "[rows, cols]" },
+        Param { name: "cols", kind: Kind::U64, note: "columns" },
+    ],
+    dimensions: &["rows"],
+    geometry: Geometry { block: [256, 1, 1], grid: [Axis::Tiles { dimension: 0, per_block: 1 }, Axis::One, Axis::One] },
+    shared_bytes: 0,
+    oracle: "a copy of rows, exact",
+};
+
+/// target row indices[i] = source row i, the way back of rows_gather.
+#[rustfmt::skip]
+pub static ROWS_SCATTER: Kernel = Kernel {
+    name: "rows_scatter",
+    source: include_str!("../ptx/rows_scatter.ptx"),
+    summary: "target row indices[i] = source row i, the way back of rows_gather.",
+    isa: (6, 3),
+    min_capability: 75,
+    parameters: &[
+        Param { name: "source", kind: Kind::Pointer { element: Element::F32, access: Access::Read, optional: false }, note: "[rows, cols]" },
+        Param { name: "indices", kind: Kind::Pointer { element: Element::U32, access: Access::Read, optional: false }, note: "[rows], a row of target for each row of source, no two the same" },
+        Param { name: "count", kind: Kind::Pointer { element: Element::U32, access: Access::Read, optional: false }, note: "[1], how many rows of source are real" },
+        Param { name: "target", kind: Kind::Pointer { element: Element::F32, access: Access::Update, optional: false }, note: "[.., cols], the rows that are named; the others stay" },
+        Param { name: "cols", kind: Kind::U64, note: "columns" },
+    ],
+    dimensions: &["rows"],
+    geometry: Geometry { block: [256, 1, 1], grid: [Axis::Tiles { dimension: 0, per_block: 1 }, Axis::One, Axis::One] },
+    shared_bytes: 0,
+    oracle: "a copy of rows, exact",
+};
+
+/// x = factor x, the factor read from device memory.
+#[rustfmt::skip]
+pub static SCALE: Kernel = Kernel {
+    name: "scale",
+    source: include_str!("../ptx/scale.ptx"),
+    summary: "x = factor x, the factor read from device memory.",
+    isa: (6, 3),
+    min_capability: 75,
+    parameters: &[
+        Param { name: "x", kind: Kind::Pointer { element: Element::F32, access: Access::Update, optional: false }, note: "[elements]" },
+        Param { name: "factor", kind: Kind::Pointer { element: Element::F32, access: Access::Read, optional: false }, note: "[1], in device memory so that a captured graph sees the factor of its step" },
+        Param { name: "elements", kind: Kind::U64, note: "how many" },
+    ],
+    dimensions: &["elements"],
+    geometry: Geometry { block: [256, 1, 1], grid: [Axis::Tiles { dimension: 0, per_block: 256 }, Axis::One, Axis::One] },
+    shared_bytes: 0,
+    oracle: "a multiplication, exact",
+};
+
+/// the gradient of softmax_forward for its scores.
+#[rustfmt::skip]
+pub static SOFTMAX_BACKWARD: Kernel = Kernel {
+    name: "softmax_backward",
+    source: include_str!("../ptx/softmax_backward.ptx"),
+    summary: "the gradient of softmax_forward for its scores.",
+    isa: (6, 3),
+    min_capability: 75,
+    parameters: &[
+        Param { name: "probabilities", kind: Kind::Pointer { element: Element::F32, access: Access::Read, optional: false }, note: "[rows, stride], from softmax_forward" },
+        Param { name: "d_probabilities", kind: Kind::Pointer { element: Element::F32, access: Access::Read, optional: false }, note: "[rows, stride]" },
+        Param { name: "starts", kind: Kind::Pointer { element: Element::U32, access: Access::Read, optional: false }, note: "[queries], as in forward" },
+        Param { name: "d_scores", kind: Kind::Pointer { element: Element::F32, access: Access::Write, optional: false }, note: "[rows, stride], only the first keys columns of a row; may be d_probabilities" },
+        Param { name: "stride", kind: Kind::U64, note: "elements from row to row" },
+        Param { name: "keys", kind: Kind::U32, note: "columns of a row" },
+        Param { name: "tile", kind: Kind::U32, note: "queries of this tile" },
+        Param { name: "group", kind: Kind::U32, note: "query heads that share a key head" },
+        Param { name: "first_query", kind: Kind::U32, note: "index in starts of the first query of the tile" },
+        Param { name: "key_offset", kind: Kind::U32, note: "as in forward" },
+        Param { name: "scale", kind: Kind::F32, note: "as in forward" },
+    ],
+    dimensions: &["rows"],
+    geometry: Geometry { block: [256, 1, 1], grid: [Axis::Tiles { dimension: 0, per_block: 1 }, Axis::One, Axis::One] },
+    shared_bytes: 32,
+    oracle: "cpu_ops::reference::attention_backward, its scores",
+};
+
+/// causal softmax of scaled scores within each sample.
+#[rustfmt::skip]
+pub static SOFTMAX_FORWARD: Kernel = Kernel {
+    name: "softmax_forward",
+    source: include_str!("../ptx/softmax_forward.ptx"),
+    summary: "causal softmax of scaled scores within each sample.",
+    isa: (6, 3),
+    min_capability: 75,
+    parameters: &[
+        Param { name: "scores", kind: Kind::Pointer { element: Element::F32, access: Access::Read, optional: false }, note: "[rows, stride], before scaling" },
+        Param { name: "starts", kind: Kind::Pointer { element: Element::U32, access: Access::Read, optional: false }, note: "[queries], the first key that a query may see, ascending" },
+        Param { name: "probabilities", kind: Kind::Pointer { element: Element::F32, access: Access::Write, optional: false }, note: "[rows, stride], only the first keys columns of a row; may be scores" },
+        Param { name: "stride", kind: Kind::U64, note: "elements from row to row" },
+        Param { name: "keys", kind: Kind::U32, note: "columns of a row" },
+        Param { name: "tile", kind: Kind::U32, note: "queries of this tile" },
+        Param { name: "group", kind: Kind::U32, note: "query heads that share a key head" },
+        Param { name: "first_query", kind: Kind::U32, note: "index in starts of the first query of the tile" },
+        Param { name: "key_offset", kind: Kind::U32, note: "query i sees keys starts[i] ..= key_offset + i" },
+        Param { name: "scale", kind: Kind::F32, note: "multiplies the scores" },
+    ],
+    dimensions: &["rows"],
+    geometry: Geometry { block: [256, 1, 1], grid: [Axis::Tiles { dimension: 0, per_block: 1 }, Axis::One, Axis::One] },
+    shared_bytes: 64,
+    oracle: "cpu_ops::reference::attention, its probabilities",
+};
+
+/// the gradients of swiglu_forward for gate and up.
+#[rustfmt::skip]
+pub static SWIGLU_BACKWARD: Kernel = Kernel {
+    name: "swiglu_backward",
+    source: include_str!("../ptx/swiglu_backward.ptx"),
+    summary: "the gradients of swiglu_forward for gate and up.",
+    isa: (6, 3),
+    min_capability: 75,
+    parameters: &[
+        Param { name: "gate", kind: Kind::Pointer { element: Element::F32, access: Access::Read, optional: false }, note: "[elements], as in forward" },
+        Param { name: "up", kind: Kind::Pointer { element: Element::F32, access: Access::Read, optional: false }, note: "[elements], as in forward" },
+        Param { name: "dy", kind: Kind::Pointer { element: Element::F32, access: Access::Read, optional: false }, note: "[elements]" },
+        Param { name: "d_gate", kind: Kind::Pointer { element: Element::F32, access: Access::Write, optional: false }, note: "[elements], may be gate" },
+        Param { name: "d_up", kind: Kind::Pointer { element: Element::F32, access: Access::Write, optional: false }, note: "[elements], may be up" },
+        Param { name: "elements", kind: Kind::U64, note: "how many" },
+    ],
+    dimensions: &["elements"],
+    geometry: Geometry { block: [256, 1, 1], grid: [Axis::Tiles { dimension: 0, per_block: 256 }, Axis::One, Axis::One] },
+    shared_bytes: 0,
+    oracle: "cpu_ops::swiglu::backward",
+};
+
+/// y = silu(gate) * up.
+#[rustfmt::skip]
+pub static SWIGLU_FORWARD: Kernel = Kernel {
+    name: "swiglu_forward",
+    source: include_str!("../ptx/swiglu_forward.ptx"),
+    summary: "y = silu(gate) * up.",
+    isa: (6, 3),
+    min_capability: 75,
+    parameters: &[
+        Param { name: "gate", kind: Kind::Pointer { element: Element::F32, access: Access::Read, optional: false }, note: "[elements]" },
+        Param { name: "up", kind: Kind::Pointer { element: Element::F32, access: Access::Read, optional: false }, note: "[elements]" },
+        Param { name: "y", kind: Kind::Pointer { element: Element::F32, access: Access::Write, optional: false }, note: "[elements], may be gate or up" },
+        Param { name: "elements", kind: Kind::U64, note: "how many" },
+    ],
+    dimensions: &["elements"],
+    geometry: Geometry { block: [256, 1, 1], grid: [Axis::Tiles { dimension: 0, per_block: 256 }, Axis::One, Axis::One] },
+    shared_bytes: 0,
+    oracle: "cpu_ops::swiglu::forward",
+};
+
+/// target = 0.
+#[rustfmt::skip]
+pub static ZERO: Kernel = Kernel {
+    name: "zero",
+    source: include_str!("../ptx/zero.ptx"),
+    summary: "target = 0.",
+    isa: (6, 3),
+    min_capability: 75,
+    parameters: &[
+        Param { name: "target", kind: Kind::Pointer { element: Element::U32, access: Access::Write, optional: false }, note: "[elements], of any 4-byte type" },
+        Param { name: "elements", kind: Kind::U64, note: "how many" },
+    ],
+    dimensions: &["elements"],
+    geometry: Geometry { block: [256, 1, 1], grid: [Axis::Tiles { dimension: 0, per_block: 256 }, Axis::One, Axis::One] },
+    shared_bytes: 0,
+    oracle: "zeros, exact",
 };
