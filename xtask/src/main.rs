@@ -1,7 +1,12 @@
-//! Development tasks.
+//! `cargo xtask`: what developers and CI run besides Cargo itself. This file only dispatches; each task has a
+//! module of its own.
 #![forbid(unsafe_code)]
 
+mod bench;
+mod ci;
+mod command;
 mod ptx;
+mod tidy;
 
 use clap::{Parser, Subcommand};
 
@@ -14,12 +19,31 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Task {
+    /// Runs every check of the project, cheapest first
+    Ci(ci::Arguments),
+    /// Checks the invariants of ARCHITECTURE.md and STYLE.md that a program can check
+    Tidy,
+    /// Runs the benchmarks
+    Bench(bench::Arguments),
     /// Checks the PTX kernels, assembles them, and writes their manifest and table
     Ptx(ptx::Arguments),
 }
 
 fn main() -> anyhow::Result<()> {
     match Cli::parse().task {
+        Task::Ci(arguments) => ci::run(&arguments),
+        Task::Tidy => tidy::run(),
+        Task::Bench(arguments) => bench::run(&arguments),
         Task::Ptx(arguments) => ptx::run(&arguments),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        super::Cli::command().debug_assert();
     }
 }
