@@ -57,6 +57,11 @@ const STEPS: &[Step] = &[
         run: || run_command(cargo(&format!("clippy {WITHOUT_CUDA} --all-targets -- -D warnings"))),
     },
     Step { name: "doc", what: "the documentation builds without a warning", run: documentation },
+    Step {
+        name: "ptx",
+        what: "the kernels assemble without spills, and what is generated from them agrees",
+        run: || run_task("ptx --check --require-ptxas"),
+    },
     Step { name: "test", what: "all tests, with CUDA", run: || run_command(cargo("test --workspace")) },
     Step {
         name: "test-cpu",

@@ -61,7 +61,7 @@ pub fn fixtures(tree: &Tree) -> Vec<Problem> {
         .iter()
         .filter_map(|file| file.path.strip_prefix(FOLDER))
         .map(|rest| rest.split_once('/').map_or(rest, |(folder, _)| folder))
-        .filter(|name| *name != "README.md" && !readme.contains(&format!("`{name}")))
+        .filter(|name| *name != "README.md" && !named(readme, name))
         .collect();
     missing.dedup();
     missing
@@ -72,6 +72,16 @@ pub fn fixtures(tree: &Tree) -> Vec<Problem> {
             message: format!("must say how `{name}` was made"),
         })
         .collect()
+}
+
+/// Whether a word in backquotes is `name`, as it is, as a folder or with one `*` for some letters.
+fn named(text: &str, name: &str) -> bool {
+    text.split('`').skip(1).step_by(2).map(|word| word.split('/').next().unwrap_or(word)).any(|word| {
+        match word.split_once('*') {
+            None => word == name,
+            Some((start, end)) => name.strip_prefix(start).is_some_and(|rest| rest.ends_with(end)),
+        }
+    })
 }
 
 /// The targets of the links `[text](target)`, with their positions.
@@ -139,6 +149,11 @@ mod tests {
     fn a_fixture_without_an_origin_is_found() {
         let readme = ("tests/fixtures/README.md", "| `a.json` | made by a script |\n");
         assert_eq!(fixtures(&Tree::of(&[readme, ("tests/fixtures/a.json", "")])), []);
+        for (named_as, missing) in [("b/c.json", 0), ("b/", 0), ("*", 0), ("b*", 0), ("c", 1), ("b*c", 1)] {
+            let readme = format!("- `{named_as}`: made by a script");
+            let tree = Tree::of(&[("tests/fixtures/README.md", &readme), ("tests/fixtures/b/c.json", "")]);
+            assert_eq!(fixtures(&tree).len(), missing, "{named_as}");
+        }
         assert_eq!(fixtures(&Tree::of(&[readme, ("tests/fixtures/b/c.json", "")])).len(), 1);
     }
 }

@@ -7,8 +7,8 @@
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 
-use super::code_book::CODE;
 use super::Nf4;
+use super::code_book::CODE;
 use crate::simd::Simd;
 use crate::{Error, Result, Threads};
 
