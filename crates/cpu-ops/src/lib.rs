@@ -8,11 +8,18 @@
 //! fixed order.
 #![deny(unsafe_code)]
 
+pub mod cast;
 mod error;
+mod exp;
 mod matrix;
 pub mod nf4;
+pub mod norm;
+pub mod optimiser;
 pub mod reference;
+pub mod rope;
+mod row_tasks;
 mod simd;
+pub mod swiglu;
 mod threads;
 
 pub use error::Error;

@@ -56,6 +56,12 @@ impl Avx512 {
     }
 }
 
+impl From<Avx512> for Avx2 {
+    fn from(_: Avx512) -> Self {
+        Self(())
+    }
+}
+
 impl Simd {
     /// The best that this CPU has.
     #[inline]

@@ -22,7 +22,7 @@ fn expand_run_avx2(nf4: &Nf4<'_>, start: usize, out: &mut [f32]) {
     let shifts = _mm256_setr_epi32(4, 0, 12, 8, 20, 16, 28, 24);
     nf4.for_each_block(start, out, |scale, at, out| {
         let table = CODE.map(|code| code * scale);
-        let whole = if at % 2 == 0 { out.len() / 8 * 8 } else { 0 };
+        let whole = if at.is_multiple_of(2) { out.len() / 8 * 8 } else { 0 };
         let (groups, rest) = out.split_at_mut(whole);
         // SAFETY: the table is 16 readable f32, and the loads need no alignment.
         let low = unsafe { _mm256_loadu_ps(table.as_ptr()) };
@@ -55,7 +55,7 @@ pub(super) fn expand_halves(_: Avx2, codes: &[u8], table: &[u16; 16], at: usize,
 
 #[target_feature(enable = "avx2")]
 fn expand_halves_avx2(codes: &[u8], table: &[u16; 16], at: usize, out: &mut [u16]) {
-    let whole = if at % 2 == 0 { out.len() / 32 * 32 } else { 0 };
+    let whole = if at.is_multiple_of(2) { out.len() / 32 * 32 } else { 0 };
     let (groups, rest) = out.split_at_mut(whole);
     // A shuffle looks bytes up in a table of 16, so the values' low and high bytes are looked up apart.
     let (low, high) = (table.map(|value| value as u8), table.map(|value| (value >> 8) as u8));

@@ -97,7 +97,7 @@ fn expand_run_avx512(nf4: &Nf4<'_>, start: usize, out: &mut [f32]) {
     let code = load(&CODE);
     nf4.for_each_block(start, out, |scale, at, out| {
         let table = _mm512_mul_ps(code, _mm512_set1_ps(scale));
-        let whole = if at % 2 == 0 { out.len() / 16 * 16 } else { 0 };
+        let whole = if at.is_multiple_of(2) { out.len() / 16 * 16 } else { 0 };
         let (groups, rest) = out.split_at_mut(whole);
         let codes = nf4.codes[at / 2..].as_chunks::<8>().0;
         for (group, codes) in groups.as_chunks_mut::<16>().0.iter_mut().zip(codes) {
@@ -122,7 +122,7 @@ pub(super) fn expand_halves(_: Avx512, codes: &[u8], table: &[u16; 16], at: usiz
 
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
 fn expand_halves_avx512(codes: &[u8], table: &[u16; 16], at: usize, out: &mut [u16]) {
-    let whole = if at % 2 == 0 { out.len() / 32 * 32 } else { 0 };
+    let whole = if at.is_multiple_of(2) { out.len() / 32 * 32 } else { 0 };
     let (groups, rest) = out.split_at_mut(whole);
     // SAFETY: an array of 16 u16 is 32 readable bytes, and the load needs no alignment.
     let values = unsafe { _mm256_loadu_si256(table.as_ptr().cast()) };
