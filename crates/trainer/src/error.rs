@@ -4,7 +4,7 @@
 use std::path::{Path, PathBuf};
 
 /// What every fallible function of this crate returns.
-pub type Result<T> = std::result::Result<T, Error>;
+pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// Anything that can go wrong, by area.
 #[derive(Debug, thiserror::Error)]
@@ -20,6 +20,9 @@ pub enum Error {
         /// What the system said.
         source: std::io::Error,
     },
+    /// A configuration is not usable.
+    #[error(transparent)]
+    Config(#[from] crate::config::ConfigError),
     /// An operation refused its operands: a fault in this crate, not in the input.
     #[error(transparent)]
     Ops(#[from] cpu_ops::Error),

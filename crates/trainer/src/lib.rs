@@ -6,10 +6,14 @@
 //! block over a [`backend::Backend`], and the optimiser step changes the adapters.
 #![deny(unsafe_code)]
 
+pub mod config;
 pub mod data;
 pub mod error;
 pub mod event;
+mod files;
 pub mod model;
+pub mod report;
+pub mod schedule;
 
 pub use error::{Error, Result};
 pub use event::Event;
