@@ -213,8 +213,8 @@ def train(model, ids, steps, batch, length, peak):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("output", type=pathlib.Path)
-    parser.add_argument("--steps", type=int, default=1500)
-    parser.add_argument("--documents", type=int, default=40000)
+    parser.add_argument("--steps", type=int, default=700)
+    parser.add_argument("--documents", type=int, default=20000)
     options = parser.parse_args()
     torch.manual_seed(SEED)
     torch.use_deterministic_algorithms(True)
@@ -231,7 +231,7 @@ def main():
         tie_word_embeddings=True, bos_token_id=0, eos_token_id=2, pad_token_id=0, attention_dropout=0.0,
     )
     model = LlamaForCausalLM(config)
-    train(model, ids, options.steps, batch=32, length=128, peak=4e-3)
+    train(model, ids, options.steps, batch=16, length=128, peak=5e-3)
 
     options.output.mkdir(parents=True, exist_ok=True)
     weights = {name: value.detach().to(torch.bfloat16).contiguous() for name, value in model.state_dict().items()
