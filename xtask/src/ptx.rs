@@ -72,7 +72,7 @@ struct Header {
     name: String,
     /// From the first line, `// name: summary`.
     summary: String,
-    /// `//   name: read|write|update|optional read TYPE[shape], note` or `//   name: u32|u64|f32, note`.
+    /// `//   name: read|write|update|optional read TYPE[shape], note` or `//   name: u32|u64|f32|f64, note`.
     parameters: Vec<Parameter>,
     /// `// dimensions: rows, cols`: the sizes that the grid is computed from.
     dimensions: Vec<String>,
@@ -184,6 +184,7 @@ fn parameter(name: &str, text: &str) -> Result<Parameter> {
         "u32" => ("Kind::U32".to_string(), ".u32", note.to_string()),
         "u64" => ("Kind::U64".to_string(), ".u64", note.to_string()),
         "f32" => ("Kind::F32".to_string(), ".f32", note.to_string()),
+        "f64" => ("Kind::F64".to_string(), ".f64", note.to_string()),
         _ => {
             let optional = kind.starts_with("optional ");
             let words = kind.trim_start_matches("optional ");

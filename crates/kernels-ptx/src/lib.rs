@@ -98,6 +98,8 @@ pub enum Kind {
     U64,
     /// A 32-bit float.
     F32,
+    /// A 64-bit float.
+    F64,
 }
 
 /// Type of the elements behind a pointer.

@@ -5,6 +5,9 @@ use crate::{Access, Axis, Element, Geometry, Kernel, Kind, Param};
 /// Every kernel, by name.
 pub static KERNELS: &[&Kernel] = &[
     &ACCUMULATE,
+    &ADAMW,
+    &ADAMW_8BIT,
+    &ADAMW_COEFFICIENTS,
     &ADD,
     &BIAS_ADD,
     &CAST_BF16_TO_F32,
@@ -18,9 +21,15 @@ pub static KERNELS: &[&Kernel] = &[
     &CAST_ROWS_F32_TO_BF16,
     &CAST_ROWS_F32_TO_F16,
     &COPY,
+    &DROPOUT,
     &EMBEDDING_GATHER_BF16,
     &EMBEDDING_GATHER_F16,
     &EMBEDDING_GATHER_F32,
+    &GLOBAL_NORM,
+    &HEAD_JOIN_BF16,
+    &HEAD_JOIN_F16,
+    &HEAD_JOIN_F32,
+    &HEAD_TILE,
     &HEADS_MERGE,
     &HEADS_SPLIT,
     &NF4_DEQUANTIZE_BF16,
@@ -29,6 +38,7 @@ pub static KERNELS: &[&Kernel] = &[
     &NF4_DEQUANTIZE_F16_DOUBLE,
     &NF4_DEQUANTIZE_F32,
     &NF4_DEQUANTIZE_F32_DOUBLE,
+    &NON_FINITE,
     &RMS_NORM_BACKWARD,
     &RMS_NORM_FORWARD,
     &ROPE_FORWARD,
@@ -38,6 +48,9 @@ pub static KERNELS: &[&Kernel] = &[
     &SCALE,
     &SOFTMAX_BACKWARD,
     &SOFTMAX_FORWARD,
+    &SUM,
+    &SUM_OF_SQUARES,
+    &SUM_OF_SQUARES_TENSORS,
     &SWIGLU_BACKWARD,
     &SWIGLU_FORWARD,
     &ZERO,
@@ -61,6 +74,91 @@ pub static ACCUMULATE: Kernel = Kernel {
     geometry: Geometry { block: [256, 1, 1], grid: [Axis::Tiles { dimension: 0, per_block: 256 }, Axis::One, Axis::One] },
     shared_bytes: 0,
     oracle: "a multiplication and an addition, exact",
+};
+
+/// one AdamW update of many tensors.
+#[rustfmt::skip]
+pub static ADAMW: Kernel = Kernel {
+    name: "adamw",
+    source: include_str!("../ptx/adamw.ptx"),
+    summary: "one AdamW update of many tensors.",
+    isa: (6, 3),
+    min_capability: 75,
+    parameters: &[
+        Param { name: "parameters", kind: Kind::Pointer { element: Element::F32, access: Access::Update, optional: false }, note: "[..], the buffer that holds all tensors" },
+        Param { name: "gradients", kind: Kind::Pointer { element: Element::F32, access: Access::Read, optional: false }, note: "[..], in the same places" },
+        Param { name: "m", kind: Kind::Pointer { element: Element::F32, access: Access::Update, optional: false }, note: "[..], first moments in the same places" },
+        Param { name: "v", kind: Kind::Pointer { element: Element::F32, access: Access::Update, optional: false }, note: "[..], second moments in the same places" },
+        Param { name: "chunk_first", kind: Kind::Pointer { element: Element::U64, access: Access::Read, optional: false }, note: "[chunks], index in the buffers of the first element of each chunk" },
+        Param { name: "chunk_length", kind: Kind::Pointer { element: Element::U32, access: Access::Read, optional: false }, note: "[chunks], elements of each chunk" },
+        Param { name: "chunk_rate", kind: Kind::Pointer { element: Element::F32, access: Access::Read, optional: true }, note: "[chunks], multiplies the learning rate of a chunk; not given: 1" },
+        Param { name: "coefficients", kind: Kind::Pointer { element: Element::F32, access: Access::Read, optional: false }, note: "[4], from adamw_coefficients" },
+        Param { name: "grad_factor", kind: Kind::Pointer { element: Element::F32, access: Access::Read, optional: false }, note: "[1], multiplies the gradients: clipping and averaging" },
+        Param { name: "beta1", kind: Kind::F32, note: "" },
+        Param { name: "rest1", kind: Kind::F32, note: "1 - beta1" },
+        Param { name: "beta2", kind: Kind::F32, note: "" },
+        Param { name: "rest2", kind: Kind::F32, note: "1 - beta2" },
+        Param { name: "eps", kind: Kind::F32, note: "" },
+    ],
+    dimensions: &["chunks"],
+    geometry: Geometry { block: [256, 1, 1], grid: [Axis::Tiles { dimension: 0, per_block: 1 }, Axis::One, Axis::One] },
+    shared_bytes: 0,
+    oracle: "cpu_ops::optimiser::adamw",
+};
+
+/// one AdamW update of many tensors whose moments are kept in 8 bits.
+#[rustfmt::skip]
+pub static ADAMW_8BIT: Kernel = Kernel {
+    name: "adamw_8bit",
+    source: include_str!("../ptx/adamw_8bit.ptx"),
+    summary: "one AdamW update of many tensors whose moments are kept in 8 bits.",
+    isa: (6, 3),
+    min_capability: 75,
+    parameters: &[
+        Param { name: "parameters", kind: Kind::Pointer { element: Element::F32, access: Access::Update, optional: false }, note: "[..], the buffer that holds all tensors" },
+        Param { name: "gradients", kind: Kind::Pointer { element: Element::F32, access: Access::Read, optional: false }, note: "[..], in the same places" },
+        Param { name: "m_codes", kind: Kind::Pointer { element: Element::U8, access: Access::Update, optional: false }, note: "[..], first moments in the same places" },
+        Param { name: "v_codes", kind: Kind::Pointer { element: Element::U8, access: Access::Update, optional: false }, note: "[..], second moments in the same places" },
+        Param { name: "m_absmax", kind: Kind::Pointer { element: Element::F32, access: Access::Update, optional: false }, note: "[chunks]" },
+        Param { name: "v_absmax", kind: Kind::Pointer { element: Element::F32, access: Access::Update, optional: false }, note: "[chunks]" },
+        Param { name: "chunk_first", kind: Kind::Pointer { element: Element::U64, access: Access::Read, optional: false }, note: "[chunks], index in the buffers of the first element of each chunk" },
+        Param { name: "chunk_length", kind: Kind::Pointer { element: Element::U32, access: Access::Read, optional: false }, note: "[chunks], elements of each chunk" },
+        Param { name: "chunk_rate", kind: Kind::Pointer { element: Element::F32, access: Access::Read, optional: true }, note: "[chunks], multiplies the learning rate of a chunk; not given: 1" },
+        Param { name: "coefficients", kind: Kind::Pointer { element: Element::F32, access: Access::Read, optional: false }, note: "[4], from adamw_coefficients" },
+        Param { name: "grad_factor", kind: Kind::Pointer { element: Element::F32, access: Access::Read, optional: false }, note: "[1], multiplies the gradients: clipping and averaging" },
+        Param { name: "beta1", kind: Kind::F32, note: "" },
+        Param { name: "rest1", kind: Kind::F32, note: "1 - beta1" },
+        Param { name: "beta2", kind: Kind::F32, note: "" },
+        Param { name: "rest2", kind: Kind::F32, note: "1 - beta2" },
+        Param { name: "eps", kind: Kind::F32, note: "" },
+        Param { name: "bound", kind: Kind::F32, note: "the largest |m| / (sqrt(v) / root + eps) that is applied; infinity for none" },
+    ],
+    dimensions: &["chunks"],
+    geometry: Geometry { block: [256, 1, 1], grid: [Axis::Tiles { dimension: 0, per_block: 1 }, Axis::One, Axis::One] },
+    shared_bytes: 2112,
+    oracle: "cpu_ops::reference, the rule of bitsandbytes with the nearest code",
+};
+
+/// what every element of an AdamW step shares, from the rate and step in device memory.
+#[rustfmt::skip]
+pub static ADAMW_COEFFICIENTS: Kernel = Kernel {
+    name: "adamw_coefficients",
+    source: include_str!("../ptx/adamw_coefficients.ptx"),
+    summary: "what every element of an AdamW step shares, from the rate and step in device memory.",
+    isa: (6, 3),
+    min_capability: 75,
+    parameters: &[
+        Param { name: "learning_rate", kind: Kind::Pointer { element: Element::F32, access: Access::Read, optional: false }, note: "[1], of this step" },
+        Param { name: "update", kind: Kind::Pointer { element: Element::U64, access: Access::Read, optional: false }, note: "[1], which update this is, from 1" },
+        Param { name: "coefficients", kind: Kind::Pointer { element: Element::F32, access: Access::Write, optional: false }, note: "[4]: rate / (1 - beta1^t), rate * weight_decay, sqrt(1 - beta2^t), 0" },
+        Param { name: "beta1", kind: Kind::F64, note: "" },
+        Param { name: "beta2", kind: Kind::F64, note: "" },
+        Param { name: "weight_decay", kind: Kind::F64, note: "" },
+    ],
+    dimensions: &["one"],
+    geometry: Geometry { block: [1, 1, 1], grid: [Axis::Tiles { dimension: 0, per_block: 1 }, Axis::One, Axis::One] },
+    shared_bytes: 0,
+    oracle: "the corrections of cpu_ops::optimiser::adamw",
 };
 
 /// sum = a + b.
@@ -326,6 +424,29 @@ pub static COPY: Kernel = Kernel {
     oracle: "a copy, exact",
 };
 
+/// y = beta y + x with elements dropped at random and the rest scaled.
+#[rustfmt::skip]
+pub static DROPOUT: Kernel = Kernel {
+    name: "dropout",
+    source: include_str!("../ptx/dropout.ptx"),
+    summary: "y = beta y + x with elements dropped at random and the rest scaled.",
+    isa: (6, 3),
+    min_capability: 75,
+    parameters: &[
+        Param { name: "x", kind: Kind::Pointer { element: Element::F32, access: Access::Read, optional: false }, note: "[elements]" },
+        Param { name: "key", kind: Kind::Pointer { element: Element::U64, access: Access::Read, optional: false }, note: "[1], in device memory so that a captured graph sees the key of its step" },
+        Param { name: "y", kind: Kind::Pointer { element: Element::F32, access: Access::Update, optional: false }, note: "[elements]; not read where beta is 0; may be x where beta is 0" },
+        Param { name: "elements", kind: Kind::U64, note: "how many" },
+        Param { name: "threshold", kind: Kind::U32, note: "the probability of dropping times 2^32" },
+        Param { name: "keep_scale", kind: Kind::F32, note: "1 / (1 - probability)" },
+        Param { name: "beta", kind: Kind::F32, note: "" },
+    ],
+    dimensions: &["elements"],
+    geometry: Geometry { block: [256, 1, 1], grid: [Axis::Tiles { dimension: 0, per_block: 256 }, Axis::One, Axis::One] },
+    shared_bytes: 0,
+    oracle: "splitmix64 element by element, exact",
+};
+
 /// rows of a bf16 embedding for token ids, as f32.
 #[rustfmt::skip]
 pub static EMBEDDING_GATHER_BF16: Kernel = Kernel {
@@ -387,6 +508,139 @@ pub static EMBEDDING_GATHER_F32: Kernel = Kernel {
     geometry: Geometry { block: [256, 1, 1], grid: [Axis::Tiles { dimension: 0, per_block: 1 }, Axis::One, Axis::One] },
     shared_bytes: 0,
     oracle: "cpu_ops::embedding::gather",
+};
+
+/// the norm over all tensors, the factor that clips it, and the first tensor that is not finite.
+#[rustfmt::skip]
+pub static GLOBAL_NORM: Kernel = Kernel {
+    name: "global_norm",
+    source: include_str!("../ptx/global_norm.ptx"),
+    summary: "the norm over all tensors, the factor that clips it, and the first tensor that is not finite.",
+    isa: (6, 3),
+    min_capability: 75,
+    parameters: &[
+        Param { name: "sums", kind: Kind::Pointer { element: Element::F64, access: Access::Read, optional: false }, note: "[tensors], from sum_of_squares_tensors" },
+        Param { name: "norm", kind: Kind::Pointer { element: Element::F32, access: Access::Write, optional: false }, note: "[1], the root of the sum of sums" },
+        Param { name: "factor", kind: Kind::Pointer { element: Element::F32, access: Access::Write, optional: false }, note: "[1], what clipping multiplies gradients by" },
+        Param { name: "first_bad", kind: Kind::Pointer { element: Element::U32, access: Access::Write, optional: false }, note: "[1], the first tensor whose sum is not finite, or 0xFFFFFFFF" },
+        Param { name: "tensors", kind: Kind::U32, note: "how many" },
+        Param { name: "max_norm", kind: Kind::F32, note: "the largest norm wanted; 0 for no clipping" },
+    ],
+    dimensions: &["one"],
+    geometry: Geometry { block: [256, 1, 1], grid: [Axis::Tiles { dimension: 0, per_block: 1 }, Axis::One, Axis::One] },
+    shared_bytes: 68,
+    oracle: "cpu_ops::optimiser::sum_of_squares, its root and the factor in f64",
+};
+
+/// the end of the one-pass head over a bf16 embedding: joins the target, gives loss and gradient.
+#[rustfmt::skip]
+pub static HEAD_JOIN_BF16: Kernel = Kernel {
+    name: "head_join_bf16",
+    source: include_str!("../ptx/head_join_bf16.ptx"),
+    summary: "the end of the one-pass head over a bf16 embedding: joins the target, gives loss and gradient.",
+    isa: (6, 3),
+    min_capability: 75,
+    parameters: &[
+        Param { name: "accumulated", kind: Kind::Pointer { element: Element::F32, access: Access::Read, optional: false }, note: "[rows, hidden], after the last tile" },
+        Param { name: "maxima", kind: Kind::Pointer { element: Element::F32, access: Access::Read, optional: false }, note: "[rows]" },
+        Param { name: "sums", kind: Kind::Pointer { element: Element::F32, access: Access::Read, optional: false }, note: "[rows]" },
+        Param { name: "target_logits", kind: Kind::Pointer { element: Element::F32, access: Access::Read, optional: false }, note: "[rows]" },
+        Param { name: "targets", kind: Kind::Pointer { element: Element::U32, access: Access::Read, optional: false }, note: "[rows]" },
+        Param { name: "table", kind: Kind::Pointer { element: Element::Bf16, access: Access::Read, optional: false }, note: "[vocab, hidden], the embedding of the head" },
+        Param { name: "count", kind: Kind::Pointer { element: Element::U32, access: Access::Read, optional: false }, note: "[1], how many rows are real" },
+        Param { name: "factor", kind: Kind::Pointer { element: Element::F32, access: Access::Read, optional: false }, note: "[1], multiplies the gradient: one over the supervised tokens of the step" },
+        Param { name: "losses", kind: Kind::Pointer { element: Element::F32, access: Access::Write, optional: false }, note: "[rows]" },
+        Param { name: "gradient", kind: Kind::Pointer { element: Element::F32, access: Access::Write, optional: false }, note: "[rows, hidden], may be accumulated" },
+        Param { name: "hidden", kind: Kind::U64, note: "columns" },
+        Param { name: "vocab", kind: Kind::U64, note: "rows of the table" },
+    ],
+    dimensions: &["rows"],
+    geometry: Geometry { block: [256, 1, 1], grid: [Axis::Tiles { dimension: 0, per_block: 1 }, Axis::One, Axis::One] },
+    shared_bytes: 0,
+    oracle: "cpu_ops::lm_head::cross_entropy",
+};
+
+/// the end of the one-pass head over a f16 embedding: joins the target, gives loss and gradient.
+#[rustfmt::skip]
+pub static HEAD_JOIN_F16: Kernel = Kernel {
+    name: "head_join_f16",
+    source: include_str!("../ptx/head_join_f16.ptx"),
+    summary: "the end of the one-pass head over a f16 embedding: joins the target, gives loss and gradient.",
+    isa: (6, 3),
+    min_capability: 75,
+    parameters: &[
+        Param { name: "accumulated", kind: Kind::Pointer { element: Element::F32, access: Access::Read, optional: false }, note: "[rows, hidden], after the last tile" },
+        Param { name: "maxima", kind: Kind::Pointer { element: Element::F32, access: Access::Read, optional: false }, note: "[rows]" },
+        Param { name: "sums", kind: Kind::Pointer { element: Element::F32, access: Access::Read, optional: false }, note: "[rows]" },
+        Param { name: "target_logits", kind: Kind::Pointer { element: Element::F32, access: Access::Read, optional: false }, note: "[rows]" },
+        Param { name: "targets", kind: Kind::Pointer { element: Element::U32, access: Access::Read, optional: false }, note: "[rows]" },
+        Param { name: "table", kind: Kind::Pointer { element: Element::F16, access: Access::Read, optional: false }, note: "[vocab, hidden], the embedding of the head" },
+        Param { name: "count", kind: Kind::Pointer { element: Element::U32, access: Access::Read, optional: false }, note: "[1], how many rows are real" },
+        Param { name: "factor", kind: Kind::Pointer { element: Element::F32, access: Access::Read, optional: false }, note: "[1], multiplies the gradient: one over the supervised tokens of the step" },
+        Param { name: "losses", kind: Kind::Pointer { element: Element::F32, access: Access::Write, optional: false }, note: "[rows]" },
+        Param { name: "gradient", kind: Kind::Pointer { element: Element::F32, access: Access::Write, optional: false }, note: "[rows, hidden], may be accumulated" },
+        Param { name: "hidden", kind: Kind::U64, note: "columns" },
+        Param { name: "vocab", kind: Kind::U64, note: "rows of the table" },
+    ],
+    dimensions: &["rows"],
+    geometry: Geometry { block: [256, 1, 1], grid: [Axis::Tiles { dimension: 0, per_block: 1 }, Axis::One, Axis::One] },
+    shared_bytes: 0,
+    oracle: "cpu_ops::lm_head::cross_entropy",
+};
+
+/// the end of the one-pass head over a f32 embedding: joins the target, gives loss and gradient.
+#[rustfmt::skip]
+pub static HEAD_JOIN_F32: Kernel = Kernel {
+    name: "head_join_f32",
+    source: include_str!("../ptx/head_join_f32.ptx"),
+    summary: "the end of the one-pass head over a f32 embedding: joins the target, gives loss and gradient.",
+    isa: (6, 3),
+    min_capability: 75,
+    parameters: &[
+        Param { name: "accumulated", kind: Kind::Pointer { element: Element::F32, access: Access::Read, optional: false }, note: "[rows, hidden], after the last tile" },
+        Param { name: "maxima", kind: Kind::Pointer { element: Element::F32, access: Access::Read, optional: false }, note: "[rows]" },
+        Param { name: "sums", kind: Kind::Pointer { element: Element::F32, access: Access::Read, optional: false }, note: "[rows]" },
+        Param { name: "target_logits", kind: Kind::Pointer { element: Element::F32, access: Access::Read, optional: false }, note: "[rows]" },
+        Param { name: "targets", kind: Kind::Pointer { element: Element::U32, access: Access::Read, optional: false }, note: "[rows]" },
+        Param { name: "table", kind: Kind::Pointer { element: Element::F32, access: Access::Read, optional: false }, note: "[vocab, hidden], the embedding of the head" },
+        Param { name: "count", kind: Kind::Pointer { element: Element::U32, access: Access::Read, optional: false }, note: "[1], how many rows are real" },
+        Param { name: "factor", kind: Kind::Pointer { element: Element::F32, access: Access::Read, optional: false }, note: "[1], multiplies the gradient: one over the supervised tokens of the step" },
+        Param { name: "losses", kind: Kind::Pointer { element: Element::F32, access: Access::Write, optional: false }, note: "[rows]" },
+        Param { name: "gradient", kind: Kind::Pointer { element: Element::F32, access: Access::Write, optional: false }, note: "[rows, hidden], may be accumulated" },
+        Param { name: "hidden", kind: Kind::U64, note: "columns" },
+        Param { name: "vocab", kind: Kind::U64, note: "rows of the table" },
+    ],
+    dimensions: &["rows"],
+    geometry: Geometry { block: [256, 1, 1], grid: [Axis::Tiles { dimension: 0, per_block: 1 }, Axis::One, Axis::One] },
+    shared_bytes: 0,
+    oracle: "cpu_ops::lm_head::cross_entropy",
+};
+
+/// one vocabulary tile of the one-pass head: running maximum, sum, and weights for the embedding rows.
+#[rustfmt::skip]
+pub static HEAD_TILE: Kernel = Kernel {
+    name: "head_tile",
+    source: include_str!("../ptx/head_tile.ptx"),
+    summary: "one vocabulary tile of the one-pass head: running maximum, sum, and weights for the embedding rows.",
+    isa: (6, 3),
+    min_capability: 75,
+    parameters: &[
+        Param { name: "logits", kind: Kind::Pointer { element: Element::F32, access: Access::Update, optional: false }, note: "[rows, stride], of this tile; becomes e^(logit - maximum), zero in the column of the target" },
+        Param { name: "targets", kind: Kind::Pointer { element: Element::U32, access: Access::Read, optional: false }, note: "[rows]" },
+        Param { name: "count", kind: Kind::Pointer { element: Element::U32, access: Access::Read, optional: false }, note: "[1], how many rows are real" },
+        Param { name: "maxima", kind: Kind::Pointer { element: Element::F32, access: Access::Update, optional: false }, note: "[rows], the running maximum without the target" },
+        Param { name: "sums", kind: Kind::Pointer { element: Element::F32, access: Access::Update, optional: false }, note: "[rows], the running sum of e^(logit - maximum) without the target" },
+        Param { name: "target_logits", kind: Kind::Pointer { element: Element::F32, access: Access::Update, optional: false }, note: "[rows]" },
+        Param { name: "accumulated", kind: Kind::Pointer { element: Element::F32, access: Access::Update, optional: false }, note: "[rows, hidden], the sum of e^(logit - maximum) times embedding rows, rescaled where the maximum grows" },
+        Param { name: "stride", kind: Kind::U64, note: "elements from row to row of the logits" },
+        Param { name: "hidden", kind: Kind::U64, note: "columns of accumulated" },
+        Param { name: "tile", kind: Kind::U32, note: "vocabulary rows of this tile" },
+        Param { name: "first_vocab", kind: Kind::U32, note: "the first of them; 0 starts the state anew" },
+    ],
+    dimensions: &["rows"],
+    geometry: Geometry { block: [256, 1, 1], grid: [Axis::Tiles { dimension: 0, per_block: 1 }, Axis::One, Axis::One] },
+    shared_bytes: 64,
+    oracle: "cpu_ops::lm_head::cross_entropy, one tile of it",
 };
 
 /// puts the heads of attention back into rows of tokens.
@@ -571,6 +825,25 @@ pub static NF4_DEQUANTIZE_F32_DOUBLE: Kernel = Kernel {
     geometry: Geometry { block: [256, 1, 1], grid: [Axis::Tiles { dimension: 0, per_block: 2048 }, Axis::One, Axis::One] },
     shared_bytes: 64,
     oracle: "cpu_ops::Nf4::dequantize",
+};
+
+/// finds the first element that is NaN or infinite.
+#[rustfmt::skip]
+pub static NON_FINITE: Kernel = Kernel {
+    name: "non_finite",
+    source: include_str!("../ptx/non_finite.ptx"),
+    summary: "finds the first element that is NaN or infinite.",
+    isa: (6, 3),
+    min_capability: 75,
+    parameters: &[
+        Param { name: "values", kind: Kind::Pointer { element: Element::F32, access: Access::Read, optional: false }, note: "[elements]" },
+        Param { name: "first", kind: Kind::Pointer { element: Element::U64, access: Access::Update, optional: false }, note: "[1], the smallest of what was there and the index of the first element that is not finite" },
+        Param { name: "elements", kind: Kind::U64, note: "how many" },
+    ],
+    dimensions: &["elements"],
+    geometry: Geometry { block: [256, 1, 1], grid: [Axis::Tiles { dimension: 0, per_block: 256 }, Axis::One, Axis::One] },
+    shared_bytes: 0,
+    oracle: "a search, exact",
 };
 
 /// dx = beta dx + the gradient of rms_norm_forward for its input.
@@ -781,6 +1054,64 @@ pub static SOFTMAX_FORWARD: Kernel = Kernel {
     geometry: Geometry { block: [256, 1, 1], grid: [Axis::Tiles { dimension: 0, per_block: 1 }, Axis::One, Axis::One] },
     shared_bytes: 64,
     oracle: "cpu_ops::reference::attention, its probabilities",
+};
+
+/// total = total + the sum of values, in f64.
+#[rustfmt::skip]
+pub static SUM: Kernel = Kernel {
+    name: "sum",
+    source: include_str!("../ptx/sum.ptx"),
+    summary: "total = total + the sum of values, in f64.",
+    isa: (6, 3),
+    min_capability: 75,
+    parameters: &[
+        Param { name: "values", kind: Kind::Pointer { element: Element::F32, access: Access::Read, optional: false }, note: "[elements]" },
+        Param { name: "total", kind: Kind::Pointer { element: Element::F64, access: Access::Update, optional: false }, note: "[1], the sum is added" },
+        Param { name: "elements", kind: Kind::U64, note: "how many" },
+    ],
+    dimensions: &["one"],
+    geometry: Geometry { block: [256, 1, 1], grid: [Axis::Tiles { dimension: 0, per_block: 1 }, Axis::One, Axis::One] },
+    shared_bytes: 64,
+    oracle: "a sum in f64",
+};
+
+/// the sum of squares of each chunk of many tensors, in f64.
+#[rustfmt::skip]
+pub static SUM_OF_SQUARES: Kernel = Kernel {
+    name: "sum_of_squares",
+    source: include_str!("../ptx/sum_of_squares.ptx"),
+    summary: "the sum of squares of each chunk of many tensors, in f64.",
+    isa: (6, 3),
+    min_capability: 75,
+    parameters: &[
+        Param { name: "values", kind: Kind::Pointer { element: Element::F32, access: Access::Read, optional: false }, note: "[..], the buffer that holds all tensors" },
+        Param { name: "chunk_first", kind: Kind::Pointer { element: Element::U64, access: Access::Read, optional: false }, note: "[chunks], index in values of the first element of each chunk" },
+        Param { name: "chunk_length", kind: Kind::Pointer { element: Element::U32, access: Access::Read, optional: false }, note: "[chunks], elements of each chunk" },
+        Param { name: "partials", kind: Kind::Pointer { element: Element::F64, access: Access::Write, optional: false }, note: "[chunks]" },
+    ],
+    dimensions: &["chunks"],
+    geometry: Geometry { block: [256, 1, 1], grid: [Axis::Tiles { dimension: 0, per_block: 1 }, Axis::One, Axis::One] },
+    shared_bytes: 64,
+    oracle: "cpu_ops::optimiser::sum_of_squares",
+};
+
+/// joins the sums of squares of chunks to one for each tensor.
+#[rustfmt::skip]
+pub static SUM_OF_SQUARES_TENSORS: Kernel = Kernel {
+    name: "sum_of_squares_tensors",
+    source: include_str!("../ptx/sum_of_squares_tensors.ptx"),
+    summary: "joins the sums of squares of chunks to one for each tensor.",
+    isa: (6, 3),
+    min_capability: 75,
+    parameters: &[
+        Param { name: "partials", kind: Kind::Pointer { element: Element::F64, access: Access::Read, optional: false }, note: "[chunks], from sum_of_squares" },
+        Param { name: "tensor_chunks", kind: Kind::Pointer { element: Element::U32, access: Access::Read, optional: false }, note: "[tensors + 1], the first chunk of each tensor, and the number of chunks" },
+        Param { name: "sums", kind: Kind::Pointer { element: Element::F64, access: Access::Write, optional: false }, note: "[tensors]" },
+    ],
+    dimensions: &["tensors"],
+    geometry: Geometry { block: [256, 1, 1], grid: [Axis::Tiles { dimension: 0, per_block: 1 }, Axis::One, Axis::One] },
+    shared_bytes: 64,
+    oracle: "cpu_ops::optimiser::sum_of_squares",
 };
 
 /// the gradients of swiglu_forward for gate and up.
