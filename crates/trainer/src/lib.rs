@@ -14,6 +14,7 @@ mod files;
 pub mod model;
 pub mod report;
 pub mod schedule;
+pub mod tokenizer;
 
 pub use error::{Error, Result};
 pub use event::Event;

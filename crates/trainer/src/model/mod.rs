@@ -18,6 +18,7 @@ pub(crate) mod testing;
 mod values;
 
 pub use error::ModelError;
-pub use open::{Weights, open_weights};
+pub(crate) use fields::read_json;
+pub use open::{Opened, Weights, open, open_weights};
 pub use shape::{Family, ModelShape, Projection, Rope};
 pub use source::{Table, TensorSource};

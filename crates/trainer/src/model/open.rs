@@ -6,6 +6,7 @@ use super::directory::Directory;
 use super::{ModelError, ModelShape, TensorSource};
 use crate::Result;
 use crate::event::EventSink;
+use crate::tokenizer::Tokenizer;
 
 /// A model's shape and weights.
 pub struct Weights {
@@ -17,6 +18,31 @@ pub struct Weights {
     pub identity: String,
     /// What to call it: the directory's name, or the file's without its ending.
     pub name: String,
+}
+
+/// A model, opened.
+pub struct Opened {
+    /// Its shape.
+    pub shape: ModelShape,
+    /// Its tensors.
+    pub source: Box<dyn TensorSource + Send>,
+    /// Its tokenizer.
+    pub tokenizer: Tokenizer,
+    /// As [`Weights::identity`].
+    pub identity: String,
+    /// As [`Weights::name`].
+    pub name: String,
+}
+
+/// Opens a model directory or a GGUF file with its tokenizer.
+///
+/// # Errors
+/// As [`open_weights`], and: there is no tokenizer, it is not valid, or it has tokens that the embedding has not.
+pub fn open(path: &Path, events: &mut dyn EventSink) -> Result<Opened> {
+    let Weights { shape, source, identity, name } = open_weights(path, events)?;
+    let tokenizer = Tokenizer::open(path, events)?;
+    tokenizer.check_fits(shape.vocab)?;
+    Ok(Opened { shape, source, tokenizer, identity, name })
 }
 
 /// Opens a model directory or a GGUF file, without a tokenizer. No weight is read yet, but names, shapes and types
