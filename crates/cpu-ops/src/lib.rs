@@ -8,6 +8,7 @@
 //! fixed order.
 #![deny(unsafe_code)]
 
+pub mod attention;
 pub mod cast;
 mod error;
 mod exp;
