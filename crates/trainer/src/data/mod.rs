@@ -7,9 +7,11 @@ mod error;
 mod order;
 mod read;
 mod sample;
+mod template;
 
 pub use batches::{Loader, LoaderOptions, Window};
 pub use error::{DataError, Place, TemplateError};
 pub use order::permutation;
 pub use read::{Content, Conversation, Format, Record, Records, parse, read};
 pub use sample::{Batch, IGNORED, Sample};
+pub use template::{Moment, Template, Variables};

@@ -3,6 +3,7 @@
 
 mod batches;
 mod read;
+mod template;
 
 /// Path of a file in `tests/fixtures` of the repository.
 fn fixture(name: &str) -> std::path::PathBuf {
