@@ -12,6 +12,8 @@ pub mod attention;
 pub mod cast;
 mod error;
 mod exp;
+pub mod gemm;
+pub mod lm_head;
 mod matrix;
 pub mod nf4;
 pub mod norm;

@@ -3,6 +3,8 @@
 //! in row-major order without gaps.
 
 pub mod attention;
+pub mod gemm;
+pub mod lm_head;
 pub mod nf4;
 pub mod norm;
 pub mod optimiser;
