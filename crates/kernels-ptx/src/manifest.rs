@@ -152,9 +152,9 @@ pub static ADAMW_COEFFICIENTS: Kernel = Kernel {
     isa: (6, 3),
     min_capability: 75,
     parameters: &[
-        Param { name: "learning_rate", kind: Kind::Pointer { element: Element::F32, access: Access::Read, optional: false }, note: "[1], of this step" },
+        Param { name: "learning_rate", kind: Kind::Pointer { element: Element::F64, access: Access::Read, optional: false }, note: "[1], of this step" },
         Param { name: "update", kind: Kind::Pointer { element: Element::U64, access: Access::Read, optional: false }, note: "[1], which update this is, from 1" },
-        Param { name: "coefficients", kind: Kind::Pointer { element: Element::F32, access: Access::Write, optional: false }, note: "[4]: rate / (1 - beta1^t), rate * weight_decay, sqrt(1 - beta2^t), 0" },
+        Param { name: "coefficients", kind: Kind::Pointer { element: Element::F32, access: Access::Write, optional: false }, note: "[4]: rate / (1 - beta1^t), 1 - rate weight_decay, sqrt(1 - beta2^t), rate weight_decay" },
         Param { name: "beta1", kind: Kind::F64, note: "" },
         Param { name: "beta2", kind: Kind::F64, note: "" },
         Param { name: "weight_decay", kind: Kind::F64, note: "" },
