@@ -29,6 +29,9 @@ pub enum Error {
     /// A model's files are not usable.
     #[error(transparent)]
     Model(#[from] crate::model::ModelError),
+    /// A model could not be put on a device, or a step failed.
+    #[error(transparent)]
+    Engine(#[from] crate::engine::EngineError),
     /// A data set is not usable.
     #[error(transparent)]
     Data(#[from] crate::data::DataError),

@@ -6,12 +6,18 @@
 //! block over a [`backend::Backend`], and the optimiser step changes the adapters.
 #![deny(unsafe_code)]
 
+pub mod backend;
+pub mod block;
 pub mod config;
 pub mod data;
+pub mod engine;
 pub mod error;
 pub mod event;
 mod files;
+pub mod generate;
+pub mod lora;
 pub mod model;
+pub mod random;
 pub mod report;
 pub mod schedule;
 pub mod tokenizer;

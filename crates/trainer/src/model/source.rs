@@ -14,6 +14,17 @@ pub enum Table {
     Bf16(Vec<bf16>),
 }
 
+impl Table {
+    /// The values in f32; exact.
+    pub fn into_f32(self) -> Vec<f32> {
+        match self {
+            Self::F32(values) => values,
+            Self::F16(values) => values.into_iter().map(f16::to_f32).collect(),
+            Self::Bf16(values) => values.into_iter().map(bf16::to_f32).collect(),
+        }
+    }
+}
+
 /// Tensors by name, read one at a time, so that the peak is what the caller keeps plus one tensor.
 pub trait TensorSource {
     /// Whether a tensor of this name exists.
