@@ -1,7 +1,3 @@
-<<<<<<< HEAD
-//! Whole-system tests live in `tests/`; shared helpers stand here.
-#![forbid(unsafe_code)]
-=======
 //! What the whole-system tests share: fixtures by name, tensors out of safetensors files, and comparisons that
 //! fail on NaN. The tests themselves stand in `tests/`.
 #![forbid(unsafe_code)]
@@ -9,7 +5,12 @@
 use std::path::{Path, PathBuf};
 
 use safetensors::{Dtype, SafeTensors};
+use trainer::backend::{CpuBackend, Storage};
 use trainer::data::Sample;
+use trainer::engine::{Engine, EngineOptions, Model};
+use trainer::event::Collected;
+use trainer::lora::{Adapter, LoraConfig, LoraTensors};
+use trainer::model::{Projection, Weights, open_weights};
 
 /// A file or folder under `tests/fixtures`.
 pub fn fixture(name: &str) -> PathBuf {
@@ -114,4 +115,127 @@ pub fn relative_norm(found: &[f32], expected: &[f32]) -> f64 {
     let difference = sum(&mut found.iter().zip(expected).map(|(a, b)| f64::from(*a) - f64::from(*b)));
     difference / sum(&mut expected.iter().map(|&v| f64::from(v)))
 }
->>>>>>> 7422fd5 (Write the transformer block, LoRA and the training step once, over a Backend trait)
+
+/// A model directory made ready to run: the settings that tests vary, with defaults.
+#[derive(Clone)]
+pub struct Setup {
+    path: PathBuf,
+    storage: Storage,
+    lora: LoraConfig,
+    seed: u64,
+    threads: usize,
+    max_tokens: usize,
+    activation_bytes: usize,
+}
+
+impl Setup {
+    /// A model directory; rank 16, alpha 32 on all projections, unquantised, two threads.
+    pub fn new(path: impl Into<PathBuf>) -> Self {
+        let lora = LoraConfig {
+            r: 16,
+            alpha: 32.0,
+            dropout: 0.0,
+            rslora: false,
+            targets: Projection::ALL.to_vec(),
+        };
+        Self {
+            path: path.into(),
+            storage: Storage::AsIs,
+            lora,
+            seed: 0,
+            threads: 2,
+            max_tokens: 128,
+            activation_bytes: usize::MAX,
+        }
+    }
+
+    /// One of the tiny models, with the rank and scale of its adapter (4 and 2).
+    pub fn tiny(family: &str) -> Self {
+        let mut setup = Self::new(fixture("tiny").join(family));
+        (setup.lora.r, setup.lora.alpha) = (4, 8.0);
+        setup
+    }
+
+    /// How the projections are kept.
+    pub fn storage(mut self, storage: Storage) -> Self {
+        self.storage = storage;
+        self
+    }
+
+    /// Threads to run on.
+    pub fn threads(mut self, threads: usize) -> Self {
+        self.threads = threads;
+        self
+    }
+
+    /// Bytes for activations; see `EngineOptions`.
+    pub fn activation_bytes(mut self, bytes: usize) -> Self {
+        self.activation_bytes = bytes;
+        self
+    }
+
+    /// Probability of the adapters' dropout.
+    pub fn dropout(mut self, probability: f32) -> Self {
+        self.lora.dropout = probability;
+        self
+    }
+
+    /// Tokens of the largest micro-batch.
+    pub fn max_tokens(mut self, tokens: usize) -> Self {
+        self.max_tokens = tokens;
+        self
+    }
+
+    /// Seed of the fresh adapter and of dropout.
+    pub fn seed(mut self, seed: u64) -> Self {
+        self.seed = seed;
+        self
+    }
+
+    fn backend(&self) -> CpuBackend {
+        CpuBackend::new(cpu_ops::Threads::new(self.threads).expect("threads start"))
+    }
+
+    fn weights(&self) -> Weights {
+        open_weights(&self.path, &mut Collected::default()).unwrap_or_else(|e| panic!("{e}"))
+    }
+
+    /// An engine with a fresh adapter.
+    pub fn engine(&self) -> Engine<CpuBackend> {
+        let mut weights = self.weights();
+        let options = EngineOptions {
+            storage: self.storage,
+            lora: self.lora.clone(),
+            seed: self.seed,
+            max_tokens: self.max_tokens,
+            max_positions: self.max_tokens.min(weights.shape.max_positions),
+            activation_bytes: self.activation_bytes,
+        };
+        let shape = weights.shape.clone();
+        Engine::new(self.backend(), &shape, weights.source.as_mut(), options).unwrap_or_else(|e| panic!("{e}"))
+    }
+
+    /// A model without training buffers.
+    pub fn model(&self) -> (CpuBackend, Model<CpuBackend>) {
+        let mut weights = self.weights();
+        let mut backend = self.backend();
+        let (shape, lora) = (weights.shape.clone(), (&self.lora, self.seed));
+        let positions = self.max_tokens.min(shape.max_positions);
+        let model =
+            Model::load(&mut backend, &shape, weights.source.as_mut(), self.storage, lora, positions);
+        (backend, model.unwrap_or_else(|e| panic!("{e}")))
+    }
+
+    /// The adapter that stands beside a tiny model.
+    pub fn adapter(&self) -> Adapter {
+        let file = Tensors::read(self.path.join("adapter/adapter_model.safetensors"));
+        let shape = self.weights().shape;
+        let modules = trainer::lora::modules(&self.lora, &shape).map(|(layer, projection)| {
+            let module = projection.module(layer);
+            let side = |side: &str| file.f32(&format!("base_model.model.{module}.{side}.weight"));
+            let tensors = LoraTensors { a: side("lora_A"), b: side("lora_B") };
+            (module, tensors)
+        });
+        Adapter { config: self.lora.clone(), modules: modules.collect() }
+    }
+}
