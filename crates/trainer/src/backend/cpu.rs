@@ -209,7 +209,7 @@ impl Backend for CpuBackend {
         direction: Direction,
         x: &mut CpuTensor,
     ) -> Result<()> {
-        Ok(rope::rotate(&self.threads, table, positions, direction, x.view_mut())?)
+        Ok(rope::rotate(&self.threads, table, positions, table.head_dim(), direction, x.view_mut())?)
     }
 
     fn attention(
