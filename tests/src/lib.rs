@@ -91,7 +91,10 @@ impl Tensors {
 /// Asserts |found - expected| <= bound, failing on NaN, with `what` in the message.
 pub fn assert_close(what: &str, found: f64, expected: f64, bound: f64) {
     let difference = (found - expected).abs();
-    assert!(difference <= bound, "{what}: {found} is not {expected}: off by {difference:e}, allowed {bound:e}");
+    assert!(
+        difference <= bound,
+        "{what}: {found} is not {expected}: off by {difference:e}, allowed {bound:e}"
+    );
 }
 
 /// Largest |found - expected|; NaN if any value is.
@@ -131,13 +134,8 @@ pub struct Setup {
 impl Setup {
     /// A model directory; rank 16, alpha 32 on all projections, unquantised, two threads.
     pub fn new(path: impl Into<PathBuf>) -> Self {
-        let lora = LoraConfig {
-            r: 16,
-            alpha: 32.0,
-            dropout: 0.0,
-            rslora: false,
-            targets: Projection::ALL.to_vec(),
-        };
+        let lora =
+            LoraConfig { r: 16, alpha: 32.0, dropout: 0.0, rslora: false, targets: Projection::ALL.to_vec() };
         Self {
             path: path.into(),
             storage: Storage::AsIs,
@@ -212,7 +210,8 @@ impl Setup {
             activation_bytes: self.activation_bytes,
         };
         let shape = weights.shape.clone();
-        Engine::new(self.backend(), &shape, weights.source.as_mut(), options).unwrap_or_else(|e| panic!("{e}"))
+        Engine::new(self.backend(), &shape, weights.source.as_mut(), options)
+            .unwrap_or_else(|e| panic!("{e}"))
     }
 
     /// A model without training buffers.
@@ -221,8 +220,7 @@ impl Setup {
         let mut backend = self.backend();
         let (shape, lora) = (weights.shape.clone(), (&self.lora, self.seed));
         let positions = self.max_tokens.min(shape.max_positions);
-        let model =
-            Model::load(&mut backend, &shape, weights.source.as_mut(), self.storage, lora, positions);
+        let model = Model::load(&mut backend, &shape, weights.source.as_mut(), self.storage, lora, positions);
         (backend, model.unwrap_or_else(|e| panic!("{e}")))
     }
 

@@ -30,8 +30,7 @@ fn update(step: u64, max_grad_norm: f32) -> Update {
 #[test]
 fn packed_samples_have_the_losses_and_gradients_that_they_have_alone() {
     let reference = json("packing.json");
-    let samples: Vec<Sample> =
-        reference["samples"].as_array().expect("a list").iter().map(sample).collect();
+    let samples: Vec<Sample> = reference["samples"].as_array().expect("a list").iter().map(sample).collect();
     let packed = Batch::new(&samples);
     let positions: Vec<u32> =
         numbers(&reference["packed"]["position_ids"]).into_iter().map(|p| p as u32).collect();

@@ -55,10 +55,8 @@ impl Adapter {
             .map(|(layer, projection)| {
                 let (out, inputs) = projection.dims(shape);
                 let name = projection.module(layer);
-                let tensors = LoraTensors {
-                    a: initial_a(&name, config.r, inputs, seed),
-                    b: vec![0.0; out * config.r],
-                };
+                let tensors =
+                    LoraTensors { a: initial_a(&name, config.r, inputs, seed), b: vec![0.0; out * config.r] };
                 (name, tensors)
             })
             .collect();

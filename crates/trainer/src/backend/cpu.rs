@@ -87,9 +87,15 @@ impl CpuWeight {
     fn operand(&self) -> Operand<'_> {
         let fits = "the constructor checked the length";
         match &self.values {
-            Values::Table(Table::F32(values)) => MatRef::new(values, self.rows, self.cols).expect(fits).into(),
-            Values::Table(Table::F16(values)) => MatRef::new(values, self.rows, self.cols).expect(fits).into(),
-            Values::Table(Table::Bf16(values)) => MatRef::new(values, self.rows, self.cols).expect(fits).into(),
+            Values::Table(Table::F32(values)) => {
+                MatRef::new(values, self.rows, self.cols).expect(fits).into()
+            }
+            Values::Table(Table::F16(values)) => {
+                MatRef::new(values, self.rows, self.cols).expect(fits).into()
+            }
+            Values::Table(Table::Bf16(values)) => {
+                MatRef::new(values, self.rows, self.cols).expect(fits).into()
+            }
             Values::Nf4(matrix) => matrix.view().into(),
         }
     }
@@ -220,7 +226,16 @@ impl Backend for CpuBackend {
     ) -> Result<()> {
         let AttentionInputs { shape, starts, q, k, v } = inputs;
         let (q, k, v) = (q.view(), k.view(), v.view());
-        Ok(attention::forward(&self.threads, shape, starts, q, k, v, out.view_mut(), log_sum_exp.values_mut())?)
+        Ok(attention::forward(
+            &self.threads,
+            shape,
+            starts,
+            q,
+            k,
+            v,
+            out.view_mut(),
+            log_sum_exp.values_mut(),
+        )?)
     }
 
     fn attention_d(

@@ -104,17 +104,17 @@ pub struct Parameter<'a, T> {
 }
 
 /// A device that can run a training step.
-pub trait Backend {
+pub trait Backend: std::fmt::Debug {
     /// An f32 matrix.
-    type Tensor: DeviceTensor;
+    type Tensor: DeviceTensor + std::fmt::Debug;
     /// A vector of u32 (token ids, positions, row numbers).
-    type Index;
+    type Index: std::fmt::Debug;
     /// A frozen weight `[out, in]`.
-    type Weight;
+    type Weight: std::fmt::Debug;
     /// The embedding or head `[vocab, hidden]`.
-    type Table;
+    type Table: std::fmt::Debug;
     /// Cosines and sines of the rotary embedding.
-    type Rope;
+    type Rope: std::fmt::Debug;
 
     /// A new matrix of zeros with `rows` rows in use.
     fn tensor(&mut self, rows: usize, cols: usize) -> Result<Self::Tensor>;
@@ -137,8 +137,13 @@ pub trait Backend {
     /// `y = x Wᵀ`.
     fn linear(&mut self, x: &Self::Tensor, w: &Self::Weight, y: &mut Self::Tensor) -> Result<()>;
     /// `dx = dy W + beta dx`.
-    fn linear_dx(&mut self, dy: &Self::Tensor, w: &Self::Weight, beta: f32, dx: &mut Self::Tensor)
-    -> Result<()>;
+    fn linear_dx(
+        &mut self,
+        dy: &Self::Tensor,
+        w: &Self::Weight,
+        beta: f32,
+        dx: &mut Self::Tensor,
+    ) -> Result<()>;
     /// `y += bias` for every row; `bias` is one row.
     fn add_bias(&mut self, bias: &Self::Tensor, y: &mut Self::Tensor) -> Result<()>;
     /// `c = alpha op(a) op(b) + beta c`, for the thin products of LoRA.

@@ -5,7 +5,9 @@
 #[non_exhaustive]
 pub enum EngineError {
     /// A sample is longer than the model allows, or than the run was prepared for.
-    #[error("a sample of {tokens} tokens is longer than the {limit} positions that are possible here; lower data.max_length")]
+    #[error(
+        "a sample of {tokens} tokens is longer than the {limit} positions that are possible here; lower data.max_length"
+    )]
     TooLong {
         /// Tokens of the sample.
         tokens: usize,
@@ -57,7 +59,9 @@ pub enum EngineError {
         tensor: String,
     },
     /// Nothing would be learnt.
-    #[error("step {step}: every lora_B has a zero gradient, so that nothing would be trained; no update was made")]
+    #[error(
+        "step {step}: every lora_B has a zero gradient, so that nothing would be trained; no update was made"
+    )]
     NoGradient {
         /// The step, from 1.
         step: u64,

@@ -218,7 +218,9 @@ impl<B: Backend> Engine<B> {
             let tensor = first.map_or_else(|| "the sum over all tensors".into(), |(name, _)| name);
             self.non_finite += 1;
             if self.non_finite >= NON_FINITE_LIMIT {
-                return Err(EngineError::NonFinite { step: update.step, steps: self.non_finite, tensor }.into());
+                return Err(
+                    EngineError::NonFinite { step: update.step, steps: self.non_finite, tensor }.into()
+                );
             }
             outcome.skipped = Some(format!("the gradient of {tensor} is not finite"));
             return self.report_skip(update, outcome, events);
@@ -294,7 +296,9 @@ impl<B: Backend> Engine<B> {
         if tokens > self.options.max_tokens {
             return Err(EngineError::BatchTooLarge { tokens, limit: self.options.max_tokens }.into());
         }
-        if let Some(&longest) = batch.positions.iter().max().filter(|&&p| p as usize >= self.model.positions()) {
+        if let Some(&longest) =
+            batch.positions.iter().max().filter(|&&p| p as usize >= self.model.positions())
+        {
             let tokens = longest as usize + 1;
             return Err(EngineError::TooLong { tokens, limit: self.model.positions() }.into());
         }
@@ -306,7 +310,15 @@ impl<B: Backend> Engine<B> {
             let slot = slot(layer, model.shape.layers, saved.len());
             let (before, after) = stream.split_at_mut(layer + 1);
             let room = (&mut saved[slot], &mut *forward);
-            model.block_forward(backend, layer, rows, dropout, (&before[layer], &mut after[0]), None, room)?;
+            model.block_forward(
+                backend,
+                layer,
+                rows,
+                dropout,
+                (&before[layer], &mut after[0]),
+                None,
+                room,
+            )?;
         }
         backend.rms_norm(&stream[model.shape.layers], &model.final_norm, model.shape.rms_norm_eps, normed)
     }
@@ -324,7 +336,8 @@ impl<B: Backend> Engine<B> {
     }
 
     fn run_backward(&mut self, dropout: Option<DropoutKey>) -> Result<()> {
-        let Self { backend, model, rows, stream, saved, forward, backward, normed, d_supervised, d, .. } = self;
+        let Self { backend, model, rows, stream, saved, forward, backward, normed, d_supervised, d, .. } =
+            self;
         let layers = model.shape.layers;
         // The normed hidden states are not needed any more: their place takes their gradient.
         backend.scatter_rows(d_supervised, &self.target_rows, normed)?;
@@ -439,11 +452,12 @@ impl<B: Backend> Engine<B> {
     /// The device fails.
     pub fn gradients(&mut self) -> Result<Adapter> {
         let Self { backend, model, .. } = self;
-        model.collect(backend, |backend, lora| {
-            let (a, b) = (backend.download(&lora.a.gradient)?, backend.download(&lora.b.gradient)?);
-            Ok(LoraTensors { a, b })
-        })
-        .map(|modules| Adapter { config: model.config.clone(), modules })
+        model
+            .collect(backend, |backend, lora| {
+                let (a, b) = (backend.download(&lora.a.gradient)?, backend.download(&lora.b.gradient)?);
+                Ok(LoraTensors { a, b })
+            })
+            .map(|modules| Adapter { config: model.config.clone(), modules })
     }
 
     /// Loss (mean over the batch's supervised tokens) and gradients without an update; also the gradient of

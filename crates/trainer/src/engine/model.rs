@@ -295,9 +295,13 @@ fn load_block<B: Backend>(
     let linears = linears.try_into().ok().expect("one for each of the seven projections");
     Ok(BlockWeights {
         input_norm: load_row(backend, source, &format!("{prefix}.input_layernorm.weight"), shape.hidden)?,
-        mlp_norm: load_row(backend, source, &format!("{prefix}.post_attention_layernorm.weight"), shape.hidden)?,
+        mlp_norm: load_row(
+            backend,
+            source,
+            &format!("{prefix}.post_attention_layernorm.weight"),
+            shape.hidden,
+        )?,
         head_norms,
         linears,
     })
 }
-
