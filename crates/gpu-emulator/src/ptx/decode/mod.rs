@@ -216,7 +216,9 @@ impl<'a> Decoder<'a> {
         } else {
             Symbol::Register { ty: v.ty, slot: None }
         };
-        if self.scopes[self.scope].insert(v.name.clone(), symbol).is_some() {
+        // A range has a name of its own: `%c` and `%c<4>` may stand side by side.
+        let key = if v.range { format!("{}<", v.name) } else { v.name.clone() };
+        if self.scopes[self.scope].insert(key, symbol).is_some() {
             return Err(PtxError::at(v.line, format!("`{}` is declared twice", v.name)));
         }
         Ok(())
@@ -330,15 +332,14 @@ impl<'a> Decoder<'a> {
         // A name is a symbol itself, or a member of a range: `%f12` of `%f<16>`.
         let stem = name.trim_end_matches(|c: char| c.is_ascii_digit());
         let number: Option<usize> = name[stem.len()..].parse().ok();
+        let range = format!("{stem}<");
         let mut scope = self.scope;
         loop {
             if let Some((key, _)) = self.scopes[scope].get_key_value(name) {
-                if !matches!(self.scopes[scope][key], Symbol::Range { .. }) {
-                    return Some((scope, key, None));
-                }
+                return Some((scope, key, None));
             }
             if let Some(n) = number
-                && let Some((key, Symbol::Range { count, .. })) = self.scopes[scope].get_key_value(stem)
+                && let Some((key, Symbol::Range { count, .. })) = self.scopes[scope].get_key_value(&range)
                 && n < *count
             {
                 return Some((scope, key, Some(n)));
@@ -384,7 +385,7 @@ impl<'a> Decoder<'a> {
             Symbol::Range { ty, .. } => {
                 let slot = self.new_slot(Self::file_of(ty), line)?;
                 self.count_register(ty);
-                let member = format!("{key}{}", number.unwrap_or(0));
+                let member = format!("{}{}", key.trim_end_matches('<'), number.unwrap_or(0));
                 self.scopes[scope].insert(member, Symbol::Register { ty, slot: Some(slot) });
                 Ok(Some((ty, slot)))
             }
