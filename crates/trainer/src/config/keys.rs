@@ -5,8 +5,8 @@ use std::path::PathBuf;
 
 use toml::Value;
 
-use super::{Config, DeviceKind, Length, LossOn, Resume, Weights};
-use crate::data::Format;
+use super::{Config, DeviceKind, Length, Resume, Weights};
+use crate::data::{Format, LossOn};
 use crate::model::Projection;
 use crate::schedule::{Shape, Warmup};
 

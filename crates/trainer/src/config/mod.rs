@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 
 pub use error::ConfigError;
 
-use crate::data::Format;
+use crate::data::{Format, LossOn};
 use crate::model::Projection;
 use crate::schedule::{Shape, Warmup};
 
@@ -46,17 +46,6 @@ pub struct Data {
     pub packing: bool,
     pub shuffle: bool,
     pub loss_on: LossOn,
-}
-
-/// Which tokens of a sample are supervised.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum LossOn {
-    /// Every assistant turn.
-    Assistant,
-    /// The last assistant turn.
-    Completion,
-    /// All tokens.
-    All,
 }
 
 /// `[lora]`

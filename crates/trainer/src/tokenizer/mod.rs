@@ -215,6 +215,13 @@ impl Tokenizer {
         self.eos_token().and_then(|token| self.id(token))
     }
 
+    /// The id of [`bos_token`](Self::bos_token), if the tokenizer's own way of encoding puts it before a text.
+    pub fn adds_bos(&self) -> Option<u32> {
+        let bos = self.bos_token().and_then(|token| self.id(token))?;
+        let empty = self.inner.encode_fast("", true).ok()?;
+        empty.get_ids().contains(&bos).then_some(bos)
+    }
+
     fn role(&self, name: &str) -> Option<&str> {
         self.extras.roles.get(name).map(String::as_str)
     }

@@ -2,8 +2,11 @@
 //! the faults that users of similar programs met.
 
 mod batches;
+mod encode;
+mod mask;
 mod read;
 mod template;
+mod toy;
 
 /// Path of a file in `tests/fixtures` of the repository.
 fn fixture(name: &str) -> std::path::PathBuf {

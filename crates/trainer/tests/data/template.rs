@@ -14,9 +14,9 @@ fn conversation(messages: &Value, tools: &Value) -> Conversation {
 }
 
 fn variables(file: &Value) -> Variables {
+    let token = |role: &str| Some((role.to_string(), file[role].as_str()?.to_string()));
     Variables {
-        bos_token: file["bos_token"].as_str().map(Into::into),
-        eos_token: file["eos_token"].as_str().map(Into::into),
+        tokens: ["bos_token", "eos_token"].into_iter().filter_map(token).collect(),
         now: Moment::from_unix(file["now"].as_i64().unwrap_or(0)),
     }
 }

@@ -11,6 +11,7 @@ mod json;
 mod python;
 mod scan;
 
+use std::collections::BTreeMap;
 use std::ops::Range;
 
 use minijinja::syntax::SyntaxConfig;
@@ -30,10 +31,8 @@ const CLOSE: char = '\u{FDD1}';
 /// What a template is given besides the conversation.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Variables {
-    /// `bos_token`; a tokenizer without one leaves it undefined.
-    pub bos_token: Option<String>,
-    /// `eos_token`, likewise.
-    pub eos_token: Option<String>,
+    /// Special tokens by their role (`bos_token` and so on); a role that is not there is undefined.
+    pub tokens: BTreeMap<String, String>,
     /// What `strftime_now` shows: fixed for a run, so that a resumed one renders the same text.
     pub now: Moment,
 }
@@ -115,14 +114,12 @@ impl Template {
         conversation: &Conversation,
         generation_prompt: bool,
     ) -> Result<String, TemplateError> {
-        let token = |token: &Option<String>| token.as_ref().map_or(Value::UNDEFINED, Value::from);
         let context = context! {
             messages => Value::from(Serde(&conversation.messages)),
             tools => Value::from(Serde(&conversation.tools)),
             documents => (),
             add_generation_prompt => generation_prompt,
-            bos_token => token(&self.variables.bos_token),
-            eos_token => token(&self.variables.eos_token),
+            ..Value::from_pairs(&self.variables.tokens)
         };
         environment
             .get_template(NAME)

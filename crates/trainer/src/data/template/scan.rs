@@ -92,10 +92,6 @@ pub(super) const TESTS: &[&str] = &[
 pub(super) const FUNCTIONS: &[&str] =
     &["dict", "loop", "namespace", "raise_exception", "range", "strftime_now"];
 
-/// Tokens of a tokenizer that transformers passes on and this does not: without them a text would have a hole.
-const OTHER_TOKENS: &[&str] =
-    &["unk_token", "pad_token", "sep_token", "cls_token", "mask_token", "additional_special_tokens"];
-
 const TAGS: &[&str] = &[
     "for",
     "endfor",
@@ -338,9 +334,6 @@ fn missing(tag: &Tag<'_>, defined: &HashSet<&str>) -> Option<String> {
                 let known = FUNCTIONS.contains(&name) || KEYWORDS.contains(&name) || defined.contains(name);
                 unless(known, "function", name)
             }
-            (_, Name(name), next) if OTHER_TOKENS.contains(&name) && next != Some(&Sign('=')) => {
-                Some(format!("variable `{name}`"))
-            }
             _ => None,
         };
         // Some filters take the name of a test or of a filter as a text.
@@ -414,7 +407,6 @@ mod tests {
             ("{{ x.encode('a') }}", "line 1: method `.encode` is not supported"),
             ("{{ lipsum(3) }}", "line 1: function `lipsum` is not supported"),
             ("{% include 'a' %}", "line 1: tag `include` is not supported"),
-            ("{{ pad_token }}", "line 1: variable `pad_token` is not supported"),
             ("{{ x | select('escaped') }}", "line 1: test `escaped` is not supported"),
             ("{{ x | selectattr('a', 'escaped') }}", "line 1: test `escaped` is not supported"),
             ("{{ '\\\\N' + '\\N{BULLET}' }}", "line 1: the escape `\\N` is not supported"),
