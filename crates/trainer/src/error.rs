@@ -23,6 +23,18 @@ pub enum Error {
     /// A configuration is not usable.
     #[error(transparent)]
     Config(#[from] crate::config::ConfigError),
+    /// The output directory cannot be used.
+    #[error(transparent)]
+    Output(#[from] crate::output::OutputError),
+    /// The device is not to be had.
+    #[error(transparent)]
+    Device(#[from] crate::device::DeviceError),
+    /// An adapter's files are not usable.
+    #[error(transparent)]
+    Adapter(#[from] crate::adapter::AdapterError),
+    /// A run cannot go on from a checkpoint.
+    #[error(transparent)]
+    Checkpoint(#[from] crate::checkpoint::CheckpointError),
     /// An operation refused its operands: a fault in this crate, not in the input.
     #[error(transparent)]
     Ops(#[from] cpu_ops::Error),

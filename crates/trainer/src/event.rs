@@ -31,6 +31,15 @@ pub enum Event {
         /// Why, naming the tensor where one is at fault.
         reason: String,
     },
+    /// A run goes on from a checkpoint.
+    Resumed {
+        /// Steps done.
+        step: u64,
+        /// The checkpoint.
+        checkpoint: String,
+        /// Settings that differ and may: the result is then not that of an uninterrupted run.
+        changes: Vec<String>,
+    },
     /// Something was taken from a default that a file did not state, or was set aside on loading.
     Assumed {
         /// What was assumed, from where, and what it affects.
@@ -48,6 +57,17 @@ impl std::fmt::Display for Event {
             ),
             Self::SamplesDropped { samples, reason } => write!(f, "{samples} samples left out: {reason}"),
             Self::StepSkipped { step, reason } => write!(f, "step {step} skipped: {reason}"),
+            Self::Resumed { step, checkpoint, changes } => {
+                write!(f, "going on after step {step}, from {checkpoint}")?;
+                if !changes.is_empty() {
+                    let changes = changes.join("; ");
+                    write!(
+                        f,
+                        "; the result will differ from an uninterrupted run's, for settings changed: {changes}"
+                    )?;
+                }
+                Ok(())
+            }
             Self::Assumed { what } => f.write_str(what),
         }
     }

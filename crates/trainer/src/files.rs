@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 
 use crate::{Error, Result};
 
-/// The ending of names that hold unfinished content.
-const UNFINISHED: &str = ".tmp";
+/// The ending of names that hold unfinished content. Whoever lists a directory skips them.
+pub(crate) const UNFINISHED: &str = ".tmp";
 
 /// Replaces a file, or makes it.
 ///
@@ -17,6 +17,27 @@ const UNFINISHED: &str = ".tmp";
 pub(crate) fn replace(path: &Path, content: &[u8]) -> Result<()> {
     let unfinished = unfinished(path);
     write_synced(&unfinished, content)?;
+    rename(&unfinished, path)
+}
+
+/// Makes a directory with these files in it, all or nothing. What an interrupted attempt left is removed.
+///
+/// # Errors
+/// `path` exists, or the system refuses a step.
+pub(crate) fn create_directory(path: &Path, files: &[(&str, Vec<u8>)]) -> Result<()> {
+    if path.exists() {
+        let source = std::io::Error::from(std::io::ErrorKind::AlreadyExists);
+        return Err(Error::io("create", path)(source));
+    }
+    let unfinished = unfinished(path);
+    if unfinished.exists() {
+        fs::remove_dir_all(&unfinished).map_err(Error::io("remove", &unfinished))?;
+    }
+    fs::create_dir_all(&unfinished).map_err(Error::io("create", &unfinished))?;
+    for (name, content) in files {
+        write_synced(&unfinished.join(name), content)?;
+    }
+    sync_directory(&unfinished)?;
     rename(&unfinished, path)
 }
 
@@ -49,6 +70,25 @@ fn sync_directory(path: &Path) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_directory_appears_whole_or_not_at_all() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("step-000001");
+        // What an interrupted attempt left does not count, and does not stay.
+        fs::create_dir(dir.path().join("step-000001.tmp")).unwrap();
+        fs::write(dir.path().join("step-000001.tmp/old"), "x").unwrap();
+        create_directory(&path, &[("a", b"1".to_vec()), ("b", b"2".to_vec())]).unwrap();
+        let mut names: Vec<_> = fs::read_dir(&path).unwrap().map(|e| e.unwrap().file_name()).collect();
+        names.sort();
+        assert_eq!(names, ["a", "b"]);
+        assert!(!dir.path().join("step-000001.tmp").exists());
+        assert!(create_directory(&path, &[]).is_err(), "nothing is overwritten");
+        // A file that cannot be written leaves no directory.
+        let other = dir.path().join("step-000002");
+        assert!(create_directory(&other, &[("a", vec![]), ("no/such", vec![])]).is_err());
+        assert!(!other.exists());
+    }
 
     // B101: the old file outlives a failed attempt to replace it.
     #[test]

@@ -6,10 +6,13 @@
 //! block over a [`backend::Backend`], and the optimiser step changes the adapters.
 #![deny(unsafe_code)]
 
+pub mod adapter;
 pub mod backend;
 pub mod block;
+pub mod checkpoint;
 pub mod config;
 pub mod data;
+pub mod device;
 pub mod engine;
 pub mod error;
 pub mod event;
@@ -17,6 +20,7 @@ mod files;
 pub mod generate;
 pub mod lora;
 pub mod model;
+pub mod output;
 pub mod random;
 pub mod report;
 pub mod schedule;

@@ -149,7 +149,7 @@ keys! {
     "train.seed" ["0"]
         "of the adapters' start, the order of samples, and dropout"
         |c, v| c.train.seed = integer(v, 0)?;
-    "train.logging_steps" ["1"]
+    "train.logging_steps" ["10"]
         "steps between the lines shown when there is no terminal"
         |c, v| c.train.logging_steps = integer(v, 1)?;
     "train.eval_steps" ["0"]

@@ -173,7 +173,7 @@ impl Default for Config {
                 weight_decay: 0.0,
                 max_grad_norm: 1.0,
                 seed: 0,
-                logging_steps: 1,
+                logging_steps: 10,
                 eval_steps: 0,
                 save_steps: 100,
                 save_total_limit: 3,

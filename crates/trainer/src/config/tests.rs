@@ -44,7 +44,7 @@ const VALUES: &[(&str, &str, &str)] = &[
     ("train.weight_decay", "0.1", "-0.1"),
     ("train.max_grad_norm", "0", "nan"),
     ("train.seed", "12", "-1"),
-    ("train.logging_steps", "10", "0"),
+    ("train.logging_steps", "7", "0"),
     ("train.eval_steps", "4", "-1"),
     ("train.save_steps", "4", "-1"),
     ("train.save_total_limit", "4", "-1"),

@@ -7,17 +7,19 @@ use super::{Observer, Run, StepRecord};
 use crate::event::Event;
 use crate::{Error, Result};
 
-/// Writes a line for every `every`-th step, and for whatever else happens.
+/// Writes a line for every `every`-th step, the first and the last, and for whatever else happens.
 pub struct Lines<W> {
     to: W,
     every: u64,
     steps: u64,
+    /// Whether the next step is the first that this observer sees.
+    first: bool,
 }
 
 impl<W: Write> Lines<W> {
     /// Lines to `to`, one for each `every` steps.
     pub fn new(to: W, every: u64) -> Self {
-        Self { to, every: every.max(1), steps: 0 }
+        Self { to, every: every.max(1), steps: 0, first: true }
     }
 
     fn line(&mut self, line: &str) -> Result<()> {
@@ -32,8 +34,8 @@ impl<W: Write> Observer for Lines<W> {
     }
 
     fn step(&mut self, record: &StepRecord) -> Result<()> {
-        let last = record.step == self.steps;
-        if !record.step.is_multiple_of(self.every) && !last && record.eval_loss.is_none() {
+        let ends = std::mem::take(&mut self.first) || record.step == self.steps;
+        if !ends && !record.step.is_multiple_of(self.every) && record.eval_loss.is_none() {
             return Ok(());
         }
         let line = describe(record, self.steps);

@@ -1,14 +1,19 @@
-//! How much memory the process has had at most.
+//! How much memory the process has had at most, and how much there is to have.
 
 /// The peak resident memory of this process in bytes, or `None` where the system does not say (it is asked for on
 /// Linux only).
 pub fn peak_rss_bytes() -> Option<u64> {
-    parse(&std::fs::read_to_string("/proc/self/status").ok()?)
+    field(&std::fs::read_to_string("/proc/self/status").ok()?, "VmHWM:")
 }
 
-/// `VmHWM` of a `/proc/PID/status`, which the kernel gives in units of 1024 bytes.
-fn parse(status: &str) -> Option<u64> {
-    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
+/// The bytes of memory that new work may take without pushing others out, or `None` where the system does not say.
+pub fn available_bytes() -> Option<u64> {
+    field(&std::fs::read_to_string("/proc/meminfo").ok()?, "MemAvailable:")
+}
+
+/// A field of a `/proc` file, which the kernel gives in units of 1024 bytes.
+fn field(text: &str, name: &str) -> Option<u64> {
+    let line = text.lines().find_map(|line| line.strip_prefix(name))?;
     Some(line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()? * 1024)
 }
 
@@ -17,9 +22,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_high_water_mark_is_read_in_bytes() {
-        assert_eq!(parse("Name:\tx\nVmHWM:\t   1234 kB\nVmRSS:\t 7 kB\n"), Some(1234 * 1024));
-        assert_eq!(parse("Name:\tx\n"), None);
+    fn fields_are_read_in_bytes() {
+        assert_eq!(field("Name:\tx\nVmHWM:\t   1234 kB\nVmRSS:\t 7 kB\n", "VmHWM:"), Some(1234 * 1024));
+        assert_eq!(field("Name:\tx\n", "VmHWM:"), None);
     }
 
     #[test]
@@ -31,5 +36,6 @@ mod tests {
         let after = peak_rss_bytes().unwrap();
         // Other tests of this process may have raised the mark before; at least the block is in it.
         assert!(after >= before && after >= 64 << 20, "{before} {after}");
+        assert!(available_bytes().unwrap() > 0);
     }
 }

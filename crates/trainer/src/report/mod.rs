@@ -13,8 +13,9 @@ use std::path::Path;
 use serde::Serialize;
 
 pub use lines::Lines;
-pub use memory::peak_rss_bytes;
+pub use memory::{available_bytes, peak_rss_bytes};
 pub use metrics::JsonFiles;
+pub(crate) use metrics::{EVENTS, METRICS};
 pub use terminal::Bar;
 
 use crate::Result;
@@ -100,24 +101,31 @@ pub trait Observer {
     fn finished(&mut self) {}
 }
 
-/// All who watch a run. Events can be emitted into it from anywhere; an observer that fails then is asked about
-/// by [`check`](Self::check).
+/// All who watch a run. Events can be emitted into it from anywhere; an observer that fails at one makes the next
+/// call that can fail do so.
 #[derive(Default)]
 pub struct Observers {
     all: Vec<Box<dyn Observer>>,
     step: u64,
+    /// Events so far, for observers that come later.
+    earlier: Vec<(u64, Event)>,
     failed: Option<crate::Error>,
 }
 
 impl Observers {
     /// These observers, told in this order.
     pub fn new(all: Vec<Box<dyn Observer>>) -> Self {
-        Self { all, step: 0, failed: None }
+        Self { all, ..Self::default() }
     }
 
-    /// One more.
-    pub fn add(&mut self, observer: Box<dyn Observer>) {
+    /// One more, who is told of the events so far.
+    ///
+    /// # Errors
+    /// It fails at one of them.
+    pub fn add(&mut self, mut observer: Box<dyn Observer>) -> Result<()> {
+        self.earlier.iter().try_for_each(|(after, event)| observer.event(*after, event))?;
         self.all.push(observer);
+        Ok(())
     }
 
     /// Tells of the start.
@@ -154,11 +162,7 @@ impl Observers {
         self.all.iter_mut().for_each(|observer| observer.finished());
     }
 
-    /// The first failure at an event, if there was one since the last call.
-    ///
-    /// # Errors
-    /// That failure.
-    pub fn check(&mut self) -> Result<()> {
+    fn check(&mut self) -> Result<()> {
         self.failed.take().map_or(Ok(()), Err)
     }
 }
@@ -170,5 +174,6 @@ impl EventSink for Observers {
                 self.failed.get_or_insert(error);
             }
         }
+        self.earlier.push((self.step, event));
     }
 }

@@ -1,48 +1,61 @@
 //! A progress bar, for terminals: loss, tokens per second, time left and memory.
 
+use std::io::Write;
 use std::path::Path;
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use super::lines::memory;
 use super::{Observer, Run, StepRecord};
-use crate::Result;
 use crate::event::Event;
+use crate::{Error, Result};
 
-/// Draws on standard error. Events and measurements appear above the bar and stay.
-pub struct Bar {
+/// Draws on a terminal. Events and measurements appear above the bar and stay.
+pub struct Bar<W> {
     bar: ProgressBar,
     steps: u64,
+    /// Until the first step there is no bar to draw, and lines go straight to the terminal.
+    before: Option<(W, ProgressDrawTarget)>,
 }
 
-impl Default for Bar {
-    fn default() -> Self {
-        Self::on(ProgressDrawTarget::stderr())
+impl Bar<std::io::Stderr> {
+    /// A bar on standard error.
+    pub fn stderr() -> Self {
+        Self::on(ProgressDrawTarget::stderr(), std::io::stderr())
     }
 }
 
-impl Bar {
-    /// A bar that draws on `target`.
-    pub fn on(target: ProgressDrawTarget) -> Self {
-        let bar = ProgressBar::with_draw_target(None, target);
+impl<W: Write> Bar<W> {
+    /// A bar that is drawn on `target`, after lines that are written to `lines`, the same terminal.
+    pub fn on(target: ProgressDrawTarget, lines: W) -> Self {
+        let bar = ProgressBar::hidden();
         let style = ProgressStyle::with_template("{bar:30} {pos}/{len} steps  {msg}  {eta} left");
         bar.set_style(style.expect("the template is constant and a test draws it").progress_chars("█▌░"));
-        Self { bar, steps: 0 }
+        Self { bar, steps: 0, before: Some((lines, target)) }
     }
 
-    /// Shows a line above the bar, or on its own where no bar is drawn yet.
-    fn line(&self, line: &str) {
-        self.bar.println(line);
+    /// Shows a line that stays.
+    fn line(&mut self, line: &str) -> Result<()> {
+        match &mut self.before {
+            Some((lines, _)) => writeln!(lines, "{line}").map_err(Error::io("write", "the terminal")),
+            None => {
+                self.bar.println(line);
+                Ok(())
+            }
+        }
     }
 }
 
-impl Observer for Bar {
+impl<W: Write> Observer for Bar<W> {
     fn started(&mut self, run: &Run) -> Result<()> {
         self.steps = run.steps;
-        run.facts.iter().for_each(|(what, value)| self.line(&format!("{what:<10} {value}")));
+        run.facts.iter().try_for_each(|(what, value)| self.line(&format!("{what:<10} {value}")))?;
         self.bar.set_length(run.steps);
         self.bar.set_position(run.done);
         self.bar.reset_eta();
+        if let Some((_, target)) = self.before.take() {
+            self.bar.set_draw_target(target);
+        }
         Ok(())
     }
 
@@ -54,19 +67,17 @@ impl Observer for Bar {
         ));
         self.bar.set_position(record.step);
         if let Some(loss) = record.eval_loss {
-            self.line(&format!("step {}/{}  eval_loss {loss:.4}", record.step, self.steps));
+            self.line(&format!("step {}/{}  eval_loss {loss:.4}", record.step, self.steps))?;
         }
         Ok(())
     }
 
     fn event(&mut self, _: u64, event: &Event) -> Result<()> {
-        self.line(&format!("note: {event}"));
-        Ok(())
+        self.line(&format!("note: {event}"))
     }
 
     fn saved(&mut self, checkpoint: &Path) -> Result<()> {
-        self.line(&format!("saved {}", checkpoint.display()));
-        Ok(())
+        self.line(&format!("saved {}", checkpoint.display()))
     }
 
     fn finished(&mut self) {

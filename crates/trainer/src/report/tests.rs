@@ -107,7 +107,7 @@ impl Shared {
 }
 
 #[test]
-fn plain_lines_come_every_so_many_steps_and_at_the_end() {
+fn plain_lines_come_every_so_many_steps_and_at_both_ends() {
     let out = Shared::default();
     let mut observers = Observers::new(vec![Box::new(Lines::new(out.clone(), 3))]);
     observers.started(&run(0, 7)).unwrap();
@@ -120,11 +120,11 @@ fn plain_lines_come_every_so_many_steps_and_at_the_end() {
     let lines: Vec<&str> = text.lines().collect();
     assert_eq!(lines[0], "model      tiny");
     let expected =
-        "step 3/7  epoch 0.75  loss 2.5000  grad_norm 0.1250  rate 2.000e-4  150 tokens/s  512 MiB";
+        "step 1/7  epoch 0.25  loss 2.5000  grad_norm 0.1250  rate 2.000e-4  150 tokens/s  512 MiB";
     assert_eq!(lines[1], expected);
     let steps: Vec<_> = lines.iter().filter(|line| line.starts_with("step")).map(|line| &line[..8]).collect();
-    assert_eq!(steps, ["step 3/7", "step 6/7", "step 7/7"]);
-    assert_eq!(lines[4..], ["note: something", "saved out/checkpoints/step-000007"]);
+    assert_eq!(steps, ["step 1/7", "step 3/7", "step 6/7", "step 7/7"]);
+    assert_eq!(lines[5..], ["note: something", "saved out/checkpoints/step-000007"]);
 }
 
 /// Keeps all that is ever drawn, without interpreting it.
@@ -166,21 +166,22 @@ impl indicatif::TermLike for Recording {
 #[test]
 fn the_bar_shows_loss_speed_and_memory() {
     let term = Recording::default();
-    let mut bar = Bar::on(indicatif::ProgressDrawTarget::term_like(Box::new(term.clone())));
+    let lines = Shared::default();
+    let mut bar = Bar::on(indicatif::ProgressDrawTarget::term_like(Box::new(term.clone())), lines.clone());
+    bar.event(0, &Event::Assumed { what: "early".into() }).unwrap();
     bar.started(&run(0, 4)).unwrap();
     bar.step(&StepRecord { eval_loss: Some(1.25), ..record(2) }).unwrap();
     bar.event(2, &Event::Assumed { what: "something".into() }).unwrap();
     bar.finished();
     let screen = term.0.lock().unwrap().clone();
-    for part in [
-        "model      tiny",
-        "step 2/4  eval_loss 1.2500",
-        "note: something",
-        "2/4 steps  loss 2.5000  150 tokens/s  512 MiB",
-        "left",
-    ] {
+    for part in
+        ["step 2/4  eval_loss 1.2500", "note: something", "2/4 steps  loss 2.5000  150 tokens/s  512 MiB"]
+    {
         assert!(screen.contains(part), "{part} is not in\n{screen}");
     }
+    // What comes before the first step is not mixed with a bar of no steps.
+    assert_eq!(lines.text(), "note: early\nmodel      tiny\n");
+    assert!(!screen.contains("0/0"), "{screen}");
 }
 
 struct Failing;
