@@ -84,6 +84,20 @@ impl Simd {
     }
 }
 
+/// Lanes of partial sums in `multiversion` bodies: the widest vector.
+pub(crate) const LANES: usize = 16;
+
+/// Reduces partial results by halves, always in the same order.
+#[inline(always)]
+pub(crate) fn fold_lanes(mut lanes: [f32; LANES], combine: impl Fn(f32, f32) -> f32) -> f32 {
+    for width in [8, 4, 2, 1] {
+        for i in 0..width {
+            lanes[i] = combine(lanes[i], lanes[i + width]);
+        }
+    }
+    lanes[0]
+}
+
 /// Defines a function that takes a [`Simd`] before its other arguments and runs the body as compiled for it.
 /// The body must be an `#[inline(always)]` function of safe code.
 macro_rules! multiversion {

@@ -21,7 +21,7 @@ use super::pack::Packed;
 use super::product::{Left, Out, Right, Size, product};
 use crate::exp::exp;
 use crate::row_tasks::{expect, row_chunks, rows_per_task};
-use crate::simd::{Simd, multiversion};
+use crate::simd::{LANES, Simd, fold_lanes, multiversion};
 use crate::{MatMut, MatRef, Result, Threads};
 
 /// Where [`backward`] writes, each of the shape of its operand; old contents are not read.
@@ -320,13 +320,14 @@ fn score_gradients_body(
     let rows = p.chunks_exact_mut(COLS).zip(ds.chunks_exact_mut(COLS));
     for (i, (p, ds)) in rows.enumerate() {
         let (from, to) = seen.rows[i];
-        let first = columns.start as u32;
-        for (at, (p, ds)) in p[columns.clone()].iter_mut().zip(&mut ds[columns.clone()]).enumerate() {
-            let column = first + at as u32;
+        let (p, ds) = (&mut p[columns.clone()], &mut ds[columns.clone()]);
+        let (log_sum_exp, d) = (log_sum_exp[i], d[i]);
+        for (at, (p, ds)) in p.iter_mut().zip(ds).enumerate() {
+            let column = (columns.start + at) as u32;
             let inside = column >= from && column < to;
-            let weight = exp(*p * scale - log_sum_exp[i]);
+            let weight = exp(if inside { *p * scale - log_sum_exp } else { 0.0 });
             *p = if inside { weight } else { 0.0 };
-            *ds = if inside { weight * (*ds - d[i]) * scale } else { 0.0 };
+            *ds = if inside { weight * (*ds - d) * scale } else { 0.0 };
         }
     }
 }
@@ -338,8 +339,8 @@ multiversion! {
 
 #[inline(always)]
 fn dot_body(a: &[f32], b: &[f32]) -> f32 {
-    let mut lanes = [0.0f32; 16];
-    let ((a, a_rest), (b, b_rest)) = (a.as_chunks::<16>(), b.as_chunks::<16>());
+    let mut lanes = [0.0f32; LANES];
+    let ((a, a_rest), (b, b_rest)) = (a.as_chunks::<LANES>(), b.as_chunks::<LANES>());
     for (a, b) in a.iter().zip(b) {
         for (lane, (a, b)) in lanes.iter_mut().zip(a.iter().zip(b)) {
             *lane += a * b;
@@ -348,5 +349,5 @@ fn dot_body(a: &[f32], b: &[f32]) -> f32 {
     for (lane, (a, b)) in lanes.iter_mut().zip(a_rest.iter().zip(b_rest)) {
         *lane += a * b;
     }
-    lanes.iter().sum()
+    fold_lanes(lanes, |a, b| a + b)
 }

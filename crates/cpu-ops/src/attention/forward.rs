@@ -17,7 +17,7 @@ use super::pack::Packed;
 use super::product::{Left, Out, Right, Size, product};
 use crate::exp::exp;
 use crate::row_tasks::{expect, row_chunks};
-use crate::simd::{Simd, multiversion};
+use crate::simd::{LANES, Simd, fold_lanes, multiversion};
 use crate::{MatMut, MatRef, Result, Threads};
 
 /// `out = softmax(scale · q kᵀ) v` for every head, over the keys that each query sees.
@@ -209,36 +209,42 @@ multiversion! {
 
 #[inline(always)]
 fn softmax_body(s: &mut [f32], seen: Seen, scale: f32, max: &mut [f32], sum: &mut [f32], o: &mut [f32]) {
-    const LANES: usize = 16;
     let columns = seen.vectors();
     let width = o.len() / GROUP;
     for (i, row) in s.chunks_exact_mut(COLS).enumerate() {
         let (from, to) = seen.rows[i];
-        let first = columns.start as u32;
-        let groups = row[columns.clone()].as_chunks_mut::<LANES>().0;
+        let row = &mut row[columns.clone()];
         if from >= to {
-            groups.as_flattened_mut().fill(0.0);
+            row.fill(0.0);
             continue;
         }
+        // Loops over one slice with one thing to do each are what compilers vectorise.
+        for (at, x) in row.iter_mut().enumerate() {
+            let column = (columns.start + at) as u32;
+            *x = if column >= from && column < to { *x * scale } else { f32::NEG_INFINITY };
+        }
         let mut largest = [f32::NEG_INFINITY; LANES];
-        for (at, group) in groups.iter_mut().enumerate() {
-            for (lane, (x, largest)) in group.iter_mut().zip(&mut largest).enumerate() {
-                let column = first + (at * LANES + lane) as u32;
-                let score = if column >= from && column < to { *x * scale } else { f32::NEG_INFINITY };
-                *x = score;
-                *largest = if score > *largest { score } else { *largest };
+        for group in row.as_chunks::<LANES>().0 {
+            for (largest, &x) in largest.iter_mut().zip(group) {
+                *largest = if x > *largest { x } else { *largest };
             }
         }
-        let new_max = largest.iter().fold(max[i], |max, &x| if x > max { x } else { max });
+        let new_max = max[i].max(fold_lanes(largest, f32::max));
+        for (at, x) in row.iter_mut().enumerate() {
+            let column = (columns.start + at) as u32;
+            let inside = column >= from && column < to;
+            // Not the exponential of minus infinity: results that underflow cost a hundred cycles each.
+            let weight = exp(if inside { *x - new_max } else { 0.0 });
+            *x = if inside { weight } else { 0.0 };
+        }
         let mut sums = [0.0; LANES];
-        for group in groups {
-            for (x, sum) in group.iter_mut().zip(&mut sums) {
-                *x = exp(*x - new_max);
-                *sum += *x;
+        for group in row.as_chunks::<LANES>().0 {
+            for (sum, x) in sums.iter_mut().zip(group) {
+                *sum += x;
             }
         }
-        let factor = exp(max[i] - new_max);
-        sum[i] = sum[i] * factor + sums.iter().sum::<f32>();
+        let factor = if max[i] == f32::NEG_INFINITY { 0.0 } else { exp(max[i] - new_max) };
+        sum[i] = sum[i] * factor + fold_lanes(sums, |a, b| a + b);
         max[i] = new_max;
         if factor != 1.0 {
             o[i * width..(i + 1) * width].iter_mut().for_each(|o| *o *= factor);

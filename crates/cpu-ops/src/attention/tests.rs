@@ -175,16 +175,16 @@ impl Case {
                 let p = |j: usize| (wide.scale * dot(q, &k[key(j)..][..hd]) - lse).exp();
                 let mut out_error = vec![0.0; hd];
                 for j in range.clone() {
-                    for d in 0..hd {
-                        out_error[d] += p(j) * v[key(j) + d].abs() * (weight_error + (n + 2.0) * U);
+                    for (error, v) in out_error.iter_mut().zip(&v[key(j)..]) {
+                        *error += p(j) * v.abs() * (weight_error + (n + 2.0) * U);
                     }
                 }
                 // D = Σ dO O inherits the error of O.
                 let mean = dot(d_out, out);
                 let mean_error = (h + 1.0) * U * abs_dot(d_out, out)
                     + d_out.iter().zip(&out_error).map(|(d, e)| d.abs() * e).sum::<f64>();
-                for d in 0..hd {
-                    b.out[at + d].1 = out_error[d];
+                for (bound, error) in b.out[at..].iter_mut().zip(out_error) {
+                    bound.1 = error;
                 }
                 for j in range {
                     let dp = dot(d_out, &v[key(j)..][..hd]);

@@ -83,7 +83,8 @@ pub fn f64_to_f32(src: &[f64], dst: &mut [f32]) -> usize {
     overflows
 }
 
-fn narrow_f16(simd: Simd, src: &[f32], dst: &mut [u16]) -> usize {
+/// Rounds to the bits of f16; returns how many finite values became infinite.
+pub(crate) fn narrow_f16(simd: Simd, src: &[f32], dst: &mut [u16]) -> usize {
     let mut overflows = 0;
     for (src, dst) in src.chunks(BLOCK).zip(dst.chunks_mut(BLOCK)) {
         match simd {
@@ -156,7 +157,8 @@ fn count_range_body(values: &[f32], from: u32) -> usize {
     values.iter().map(inside).sum::<u32>() as usize
 }
 
-fn narrow_bf16(simd: Simd, src: &[f32], dst: &mut [u16]) -> usize {
+/// Rounds to the bits of bf16; returns how many finite values became infinite.
+pub(crate) fn narrow_bf16(simd: Simd, src: &[f32], dst: &mut [u16]) -> usize {
     let mut overflows = 0;
     for (src, dst) in src.chunks(BLOCK).zip(dst.chunks_mut(BLOCK)) {
         narrow_bf16_block(simd, src, dst);

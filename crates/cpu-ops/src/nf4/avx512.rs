@@ -5,7 +5,7 @@ use std::arch::x86_64::*;
 
 use super::Nf4;
 use super::code_book::{CODE, MIDPOINTS};
-use super::dequantize::expand_block;
+use super::dequantize::{HalfType, expand_block};
 use super::quantize::{MAGNITUDE, NOT_FINITE, reciprocal};
 use crate::simd::Avx512;
 
@@ -114,32 +114,62 @@ fn expand_run_avx512(nf4: &Nf4<'_>, start: usize, out: &mut [f32]) {
     });
 }
 
-/// Expands a run within one block to 16-bit values.
-pub(super) fn expand_halves(_: Avx512, codes: &[u8], table: &[u16; 16], at: usize, out: &mut [u16]) {
+/// Expands any run to 16-bit values; returns how many became infinite.
+pub(super) fn expand_halves(_: Avx512, nf4: &Nf4<'_>, start: usize, out: &mut [u16], to: HalfType) -> usize {
     // SAFETY: the proof passed in exists only where the CPU has every feature the function is compiled for.
-    unsafe { expand_halves_avx512(codes, table, at, out) }
+    unsafe { expand_halves_avx512(nf4, start, out, to) }
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
-fn expand_halves_avx512(codes: &[u8], table: &[u16; 16], at: usize, out: &mut [u16]) {
-    let whole = if at.is_multiple_of(2) { out.len() / 32 * 32 } else { 0 };
-    let (groups, rest) = out.split_at_mut(whole);
-    // SAFETY: an array of 16 u16 is 32 readable bytes, and the load needs no alignment.
-    let values = unsafe { _mm256_loadu_si256(table.as_ptr().cast()) };
-    // The permutation reads five bits of an index: the table stands twice, so that the fifth does not matter.
-    let values = _mm512_broadcast_i64x4(values);
-    for (group, codes) in groups.as_chunks_mut::<32>().0.iter_mut().zip(codes[at / 2..].as_chunks::<16>().0) {
-        // SAFETY: an array of 16 u8 is 16 readable bytes, and the load needs no alignment.
-        let bytes = unsafe { _mm_loadu_si128(codes.as_ptr().cast()) };
-        let byte = _mm512_cvtepu8_epi32(bytes);
-        let index = _mm512_or_si512(_mm512_srli_epi32::<4>(byte), _mm512_slli_epi32::<16>(byte));
-        let found = _mm512_permutexvar_epi16(index, values);
-        // SAFETY: an array of 32 u16 is 64 writable bytes, and the store needs no alignment.
-        unsafe { _mm512_storeu_si512(group.as_mut_ptr().cast(), found) };
-    }
-    if !rest.is_empty() {
-        expand_block(codes, table, at + whole, rest);
-    }
+fn expand_halves_avx512(nf4: &Nf4<'_>, start: usize, out: &mut [u16], to: HalfType) -> usize {
+    let code = load(&CODE);
+    let mut overflows = 0;
+    nf4.for_each_block(start, out, |scale, at, out| {
+        let products = _mm512_mul_ps(code, _mm512_set1_ps(scale));
+        let table = match to {
+            HalfType::F16 => _mm512_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(products),
+            HalfType::Bf16 => narrow_bf16(products),
+        };
+        // The permutation reads five bits of an index: the table stands twice, so that the fifth does not
+        // matter.
+        let values = _mm512_broadcast_i64x4(table);
+        let whole = if at.is_multiple_of(2) { out.len() / 32 * 32 } else { 0 };
+        let (groups, rest) = out.split_at_mut(whole);
+        let codes = nf4.codes[at / 2..].as_chunks::<16>().0;
+        for (group, codes) in groups.as_chunks_mut::<32>().0.iter_mut().zip(codes) {
+            // SAFETY: an array of 16 u8 is 16 readable bytes, and the load needs no alignment.
+            let byte = _mm512_cvtepu8_epi32(unsafe { _mm_loadu_si128(codes.as_ptr().cast()) });
+            let index = _mm512_or_si512(_mm512_srli_epi32::<4>(byte), _mm512_slli_epi32::<16>(byte));
+            let found = _mm512_permutexvar_epi16(index, values);
+            // SAFETY: an array of 32 u16 is 64 writable bytes, and the store needs no alignment.
+            unsafe { _mm512_storeu_si512(group.as_mut_ptr().cast(), found) };
+        }
+        if !rest.is_empty() {
+            let mut table_values = [0; 16];
+            // SAFETY: an array of 16 u16 is 32 writable bytes, and the store needs no alignment.
+            unsafe { _mm256_storeu_si256(table_values.as_mut_ptr().cast(), table) };
+            expand_block(nf4.codes, &table_values, at + whole, rest);
+        }
+        let magnitude = _mm256_and_si256(table, _mm256_set1_epi16(0x7fff));
+        if _mm256_cmpeq_epi16_mask(magnitude, _mm256_set1_epi16(to.infinity() as i16)) != 0 {
+            overflows += out.iter().filter(|&&bits| to.is_infinite(bits)).count();
+        }
+    });
+    overflows
+}
+
+/// Rounds to the nearest bf16, ties to even; NaN stays NaN. (The CPU's own conversion flushes subnormals.)
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+fn narrow_bf16(values: __m512) -> __m256i {
+    let bits = _mm512_castps_si512(values);
+    let upper = _mm512_srli_epi32::<16>(bits);
+    let odd = _mm512_and_si512(upper, _mm512_set1_epi32(1));
+    let half = _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff));
+    let rounded = _mm512_srli_epi32::<16>(_mm512_add_epi32(bits, half));
+    let quiet = _mm512_or_si512(upper, _mm512_set1_epi32(0x0040));
+    let nan = _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(values, values);
+    _mm512_cvtepi32_epi16(_mm512_mask_blend_epi32(nan, rounded, quiet))
 }
 
 #[inline]

@@ -10,7 +10,7 @@ use half::{bf16, f16};
 use super::Nf4;
 use super::code_book::CODE;
 use crate::simd::Simd;
-use crate::{Error, Result, Threads};
+use crate::{Error, Result, Threads, cast};
 
 /// Elements of a task; even, so that no two tasks share a byte.
 const CHUNK: usize = 1 << 16;
@@ -33,7 +33,7 @@ impl Nf4<'_> {
     /// `out` has another length than `rows * cols`.
     pub fn dequantize_f16(&self, threads: &Threads, out: &mut [f16]) -> Result<usize> {
         self.check_out("Nf4::dequantize_f16", out.len())?;
-        Ok(self.expand_halves(threads, out.reinterpret_cast_mut(), F16))
+        Ok(self.expand_halves(threads, out.reinterpret_cast_mut(), HalfType::F16))
     }
 
     /// Writes all elements, row-major, as bf16, rounded to the nearest, ties to even. Returns how many became
@@ -43,7 +43,7 @@ impl Nf4<'_> {
     /// `out` has another length than `rows * cols`.
     pub fn dequantize_bf16(&self, threads: &Threads, out: &mut [bf16]) -> Result<usize> {
         self.check_out("Nf4::dequantize_bf16", out.len())?;
-        Ok(self.expand_halves(threads, out.reinterpret_cast_mut(), BF16))
+        Ok(self.expand_halves(threads, out.reinterpret_cast_mut(), HalfType::Bf16))
     }
 
     /// Writes the elements `start..start + out.len()` of the row-major order.
@@ -88,18 +88,21 @@ impl Nf4<'_> {
 
     /// One task of the 16-bit expansion; returns how many elements became infinite.
     pub(super) fn expand_halves_run(&self, simd: Simd, start: usize, out: &mut [u16], to: HalfType) -> usize {
+        #[cfg(target_arch = "x86_64")]
+        if let Simd::Avx512(proof) = simd {
+            return super::avx512::expand_halves(proof, self, start, out, to);
+        }
         let mut overflows = 0;
         self.for_each_block(start, out, |scale, at, out| {
-            let table = CODE.map(|code| (to.round)(code * scale));
+            let mut table = [0; 16];
+            to.narrow(simd, &CODE.map(|code| code * scale), &mut table);
             match simd {
-                #[cfg(target_arch = "x86_64")]
-                Simd::Avx512(proof) => super::avx512::expand_halves(proof, self.codes, &table, at, out),
                 #[cfg(target_arch = "x86_64")]
                 Simd::Avx2(proof) => super::avx2::expand_halves(proof, self.codes, &table, at, out),
                 _ => expand_block(self.codes, &table, at, out),
             }
-            if table.iter().any(|&bits| bits & 0x7fff == to.infinity) {
-                overflows += out.iter().filter(|&&bits| bits & 0x7fff == to.infinity).count();
+            if table.iter().any(|&bits| to.is_infinite(bits)) {
+                overflows += out.iter().filter(|&&bits| to.is_infinite(bits)).count();
             }
         });
         overflows
@@ -132,15 +135,34 @@ impl Nf4<'_> {
     }
 }
 
-/// A 16-bit type by its rounding and its infinity.
-#[derive(Clone, Copy)]
-pub(super) struct HalfType {
-    round: fn(f32) -> u16,
-    infinity: u16,
+/// A 16-bit type to expand to.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) enum HalfType {
+    F16,
+    Bf16,
 }
 
-pub(super) const F16: HalfType = HalfType { round: |x| f16::from_f32(x).to_bits(), infinity: 0x7c00 };
-pub(super) const BF16: HalfType = HalfType { round: |x| bf16::from_f32(x).to_bits(), infinity: 0x7f80 };
+impl HalfType {
+    fn narrow(self, simd: Simd, wide: &[f32], narrow: &mut [u16]) {
+        match self {
+            Self::F16 => cast::narrow_f16(simd, wide, narrow),
+            Self::Bf16 => cast::narrow_bf16(simd, wide, narrow),
+        };
+    }
+
+    /// The bits of infinity.
+    pub(super) fn infinity(self) -> u16 {
+        match self {
+            Self::F16 => 0x7c00,
+            Self::Bf16 => 0x7f80,
+        }
+    }
+
+    /// Whether these bits are an infinity of either sign.
+    pub(super) fn is_infinite(self, bits: u16) -> bool {
+        bits & 0x7fff == self.infinity()
+    }
+}
 
 /// Looks the elements from `at` on up in their block's table.
 #[inline(always)]

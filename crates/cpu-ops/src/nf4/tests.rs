@@ -5,7 +5,7 @@ use half::{bf16, f16};
 use proptest::prelude::*;
 use serde_json::Value;
 
-use super::dequantize::{BF16, F16};
+use super::dequantize::HalfType;
 use super::*;
 use crate::reference::nf4 as oracle;
 use crate::simd::Simd;
@@ -234,11 +234,12 @@ proptest! {
             let mut run = vec![f32::NAN; length];
             packed.view().expand_run_with(simd, start, &mut run);
             prop_assert_eq!(bits(&run), bits(&whole[start..start + length]), "{:?}", simd);
-            for (to, is_f16) in [(F16, true), (BF16, false)] {
+            for to in [HalfType::F16, HalfType::Bf16] {
                 let mut run = vec![0xffff; length];
                 packed.view().expand_halves_run(simd, start, &mut run, to);
-                let round = |x: &f32| {
-                    if is_f16 { f16::from_f32(*x).to_bits() } else { bf16::from_f32(*x).to_bits() }
+                let round = |x: &f32| match to {
+                    HalfType::F16 => f16::from_f32(*x).to_bits(),
+                    HalfType::Bf16 => bf16::from_f32(*x).to_bits(),
                 };
                 let expected: Vec<u16> = whole[start..start + length].iter().map(round).collect();
                 prop_assert_eq!(run, expected, "{:?}", simd);
@@ -328,6 +329,23 @@ fn slices_of_another_length_are_refused() {
     assert!(view.dequantize_bf16(&threads(), &mut [bf16::ZERO; 101]).is_err());
 }
 
+/// Scales that come from elsewhere may be anything: a NaN stays one.
+#[test]
+fn scales_that_are_not_finite_expand_as_they_are() {
+    let (codes, scales) = ([0x0f; 64], [f32::NAN, f32::INFINITY, f32::from_bits(0x7f80_0001), 1.0]);
+    let view = Nf4::new(1, 128, 32, &codes, Scales::Plain(&scales)).unwrap();
+    for simd in Simd::all() {
+        for to in [HalfType::F16, HalfType::Bf16] {
+            let mut out = [0; 128];
+            assert_eq!(view.expand_halves_run(simd, 0, &mut out, to), 32, "{simd:?} {to:?}");
+            for (i, bits) in out.into_iter().enumerate() {
+                let is_nan = bits & 0x7fff > to.infinity();
+                assert_eq!(is_nan, i / 32 == 0 || i / 32 == 2, "{simd:?} {to:?} {i}: {bits:#06x}");
+            }
+        }
+    }
+}
+
 #[test]
 #[should_panic(expected = "asked for")]
 fn a_run_beyond_the_end_panics() {
@@ -359,8 +377,12 @@ fn overflow_into_halves_is_counted() {
     let mut half = vec![bf16::ZERO; values.len()];
     assert_eq!(packed.view().dequantize_bf16(&threads(), &mut half).unwrap(), 0);
     let packed = quantize(&[f32::MAX; 70], 64, false);
-    let mut half = vec![bf16::ZERO; 70];
-    assert_eq!(packed.view().dequantize_bf16(&threads(), &mut half).unwrap(), 70);
+    for simd in Simd::all() {
+        for to in [HalfType::F16, HalfType::Bf16] {
+            assert_eq!(packed.view().expand_halves_run(simd, 0, &mut [0; 70], to), 70, "{simd:?} {to:?}");
+            assert_eq!(packed.view().expand_halves_run(simd, 3, &mut [0; 50], to), 50, "{simd:?} {to:?}");
+        }
+    }
 }
 
 // ---- faults met elsewhere, by their entries in the bank of reports ----
