@@ -5,6 +5,7 @@
 mod bench;
 mod ci;
 mod command;
+mod parity;
 mod ptx;
 mod tidy;
 
@@ -25,6 +26,8 @@ enum Task {
     Tidy,
     /// Runs the benchmarks
     Bench(bench::Arguments),
+    /// Compares every kernel with its CPU oracle, on the emulator or a GPU
+    Parity(parity::Arguments),
     /// Checks the PTX kernels, assembles them, and writes their manifest and table
     Ptx(ptx::Arguments),
 }
@@ -34,6 +37,7 @@ fn main() -> anyhow::Result<()> {
         Task::Ci(arguments) => ci::run(&arguments),
         Task::Tidy => tidy::run(),
         Task::Bench(arguments) => bench::run(&arguments),
+        Task::Parity(arguments) => parity::run(&arguments),
         Task::Ptx(arguments) => ptx::run(&arguments),
     }
 }
