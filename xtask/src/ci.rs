@@ -62,6 +62,7 @@ const STEPS: &[Step] = &[
         what: "the kernels assemble without spills, and what is generated from them agrees",
         run: || run_task("ptx --check --require-ptxas"),
     },
+    Step { name: "parity", what: "the kernels agree with their CPU oracles", run: || run_task("parity") },
     Step { name: "test", what: "all tests, with CUDA", run: || run_command(cargo("test --workspace")) },
     Step {
         name: "test-cpu",
