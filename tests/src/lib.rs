@@ -178,6 +178,12 @@ impl Setup {
         self
     }
 
+    /// Numerator of the adapters' scale.
+    pub fn alpha(mut self, alpha: f32) -> Self {
+        self.lora.alpha = alpha;
+        self
+    }
+
     /// Tokens of the largest micro-batch.
     pub fn max_tokens(mut self, tokens: usize) -> Self {
         self.max_tokens = tokens;
