@@ -3,7 +3,10 @@
 
 use std::collections::BTreeSet;
 
-use super::{Problem, Tree, line_of};
+use super::{
+    Problem, Tree, line_of,
+    rust_code::{numbered_words, without_comments_and_literals},
+};
 
 const TABLE: &str = "docs/faults.md";
 
@@ -87,10 +90,13 @@ fn exists(tree: &Tree, test: &str) -> bool {
         .any(|line| line == "#[test]")
 }
 
-/// The faults that `text` cites, as `B` and two or three digits, with their positions.
+/// The faults that comments and texts of `text` cite, as `B` and two or three digits, with their positions. In
+/// code the same letters name something else.
 fn cited(text: &str) -> impl Iterator<Item = (usize, u32)> + '_ {
-    super::rust_code::numbered_words(text, 'B')
+    let code = without_comments_and_literals(text);
+    numbered_words(text, 'B')
         .filter(|(_, digits)| (2..=3).contains(&digits.len()))
+        .filter(move |(at, _)| code.as_bytes()[*at] == b' ')
         .filter_map(|(at, digits)| Some((at, digits.parse().ok()?)))
 }
 
@@ -98,7 +104,8 @@ fn cited(text: &str) -> impl Iterator<Item = (usize, u32)> + '_ {
 mod tests {
     use super::*;
 
-    const TEST: &str = "//! T.\n/// B02 in words.\n#[test]\nfn tail_block() {}\nfn helper() {}\n";
+    const TEST: &str =
+        "//! T.\n/// B02 in words.\n#[test]\nfn tail_block() {}\nfn helper() {}\nenum Size { B16 }\n";
 
     fn problems(table: &str) -> Vec<String> {
         let tree = Tree::of(&[(TABLE, table), ("crates/a/tests/nf4.rs", TEST)]);
