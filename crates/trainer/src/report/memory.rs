@@ -3,17 +3,20 @@
 /// The peak resident memory of this process in bytes, or `None` where the system does not say (it is asked for on
 /// Linux only).
 pub fn peak_rss_bytes() -> Option<u64> {
+    // A system without that file does not say, which is one of the answers.
     field(&std::fs::read_to_string("/proc/self/status").ok()?, "VmHWM:")
 }
 
 /// The bytes of memory that new work may take without pushing others out, or `None` where the system does not say.
 pub fn available_bytes() -> Option<u64> {
+    // A system without that file does not say, which is one of the answers.
     field(&std::fs::read_to_string("/proc/meminfo").ok()?, "MemAvailable:")
 }
 
 /// A field of a `/proc` file, which the kernel gives in units of 1024 bytes.
 fn field(text: &str, name: &str) -> Option<u64> {
     let line = text.lines().find_map(|line| line.strip_prefix(name))?;
+    // What is not in that form is not that field.
     Some(line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()? * 1024)
 }
 

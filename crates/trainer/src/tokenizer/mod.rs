@@ -218,6 +218,7 @@ impl Tokenizer {
     /// The id of [`bos_token`](Self::bos_token), if the tokenizer's own way of encoding puts it before a text.
     pub fn adds_bos(&self) -> Option<u32> {
         let bos = self.bos_token().and_then(|token| self.id(token))?;
+        // A tokenizer that refuses to encode nothing puts nothing before it.
         let empty = self.inner.encode_fast("", true).ok()?;
         empty.get_ids().contains(&bos).then_some(bos)
     }
