@@ -1,4 +1,4 @@
-//! The exponential of f32 slices. One body of plain multiplications and additions, compiled for each
+//! The exponential in f32. One body of plain multiplications and additions, compiled for each
 //! instruction set: every path and every position in a slice gives the same bits.
 //!
 //! ```text
@@ -6,8 +6,6 @@
 //! e^r = 1 + (r + r² p(r)),  p of degree 4: fitted to the smallest largest error on |r| <= ln 2 / 2
 //! e^x = e^r · 2^(n/2) · 2^(n - n/2)       two factors, so that subnormal results are rounded and not lost
 //! ```
-
-use crate::simd::{Simd, multiversion};
 
 /// e^x rounded to f32 is 0 below.
 const LOWEST: f32 = -104.0;
@@ -45,25 +43,21 @@ fn power_of_two(n: i32) -> f32 {
     f32::from_bits((n.wrapping_add(127) as u32) << 23)
 }
 
-/// Replaces every element by its exponential; see [`exp`].
-pub(crate) fn exp_in_place(values: &mut [f32]) {
-    exp_slice(Simd::detect(), values);
-}
-
-multiversion! {
-    fn exp_slice(values: &mut [f32]) = exp_slice_body;
-}
-
-#[inline(always)]
-fn exp_slice_body(values: &mut [f32]) {
-    for x in values {
-        *x = exp(*x);
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::simd::{Simd, multiversion};
+
+    multiversion! {
+        fn exp_slice(values: &mut [f32]) = exp_slice_body;
+    }
+
+    #[inline(always)]
+    fn exp_slice_body(values: &mut [f32]) {
+        for x in values {
+            *x = exp(*x);
+        }
+    }
 
     /// Error in units in the last place of the f32 nearest to the true value.
     fn ulps(x: f32, y: f32) -> f64 {
@@ -101,11 +95,11 @@ mod tests {
     #[test]
     fn special_values() {
         let mut values = [0.0, -0.0, f32::INFINITY, f32::NEG_INFINITY, 88.8, -104.1, 1e38, -1e38, f32::NAN];
-        exp_in_place(&mut values);
+        exp_slice(Simd::detect(), &mut values);
         assert_eq!(values[..8], [1.0, 1.0, f32::INFINITY, 0.0, f32::INFINITY, 0.0, f32::INFINITY, 0.0]);
         assert!(values[8].is_nan());
         let mut values = [88.72, -103.9, -87.5];
-        exp_in_place(&mut values);
+        exp_slice(Simd::detect(), &mut values);
         assert!(values[0].is_finite() && values[1] > 0.0 && values[2] > 0.0 && values[2] < f32::MIN_POSITIVE);
     }
 }

@@ -208,6 +208,44 @@ mod tests {
         }
     }
 
+    #[test]
+    fn tables_equal_those_of_transformers() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fixtures/rope_tables.json");
+        let doc: serde_json::Value =
+            serde_json::from_str(&std::fs::read_to_string(path).expect(path)).expect(path);
+        let floats = |value: &serde_json::Value| -> Vec<f32> {
+            let hex = value.as_str().expect("an array in hexadecimal");
+            (0..hex.len())
+                .step_by(8)
+                .map(|i| f32::from_bits(u32::from_str_radix(&hex[i..i + 8], 16).unwrap().swap_bytes()))
+                .collect()
+        };
+        let mut compared = 0;
+        for case in doc["cases"].as_array().unwrap() {
+            let factor = case["attention_factor"].as_f64().unwrap() as f32;
+            let inv_freq = floats(&case["inv_freq"]);
+            let table = RopeTable::new(&inv_freq, factor, 3000).unwrap();
+            for (position, expected) in case["at"].as_object().unwrap() {
+                let position: usize = position.parse().unwrap();
+                for (ours, name) in [(&table.cos, "cos"), (&table.sin, "sin")] {
+                    let ours = &ours[position * table.half..][..table.half];
+                    for (x, y) in ours.iter().zip(floats(&expected[name])) {
+                        // Two units in the last place of 1 (theirs) times the factor, and its rounding.
+                        let tolerance = 5.0 * UNIT_ROUNDOFF * f64::from(factor);
+                        let difference = f64::from(*x) - f64::from(y);
+                        assert!(
+                            difference.abs() <= tolerance,
+                            "{} {name} at {position}: {x} {y}",
+                            case["name"]
+                        );
+                        compared += 1;
+                    }
+                }
+            }
+        }
+        assert!(compared > 4000, "{compared} values compared");
+    }
+
     /// B66: elements i and i + head_dim / 2 turn together, not 2i and 2i + 1; backward turns by -1.
     #[test]
     fn halves_are_paired_and_not_neighbours() {
