@@ -7,6 +7,7 @@
 #![deny(unsafe_code)]
 
 pub mod adapter;
+pub mod ask;
 pub mod backend;
 pub mod block;
 pub mod checkpoint;
@@ -24,7 +25,9 @@ pub mod output;
 pub mod random;
 pub mod report;
 pub mod schedule;
+pub mod session;
 pub mod tokenizer;
+pub mod train;
 
 pub use error::{Error, Result};
 pub use event::Event;

@@ -1,4 +1,8 @@
 //! The `nibble` binary: dispatches, and does nothing else.
 #![forbid(unsafe_code)]
 
-fn main() {}
+mod cli;
+
+fn main() -> std::process::ExitCode {
+    cli::run()
+}
