@@ -6,7 +6,7 @@
 //! with rejection (Lemire, "Fast random integer generation in an interval", 2019).
 
 /// Keeps these numbers apart from every other use of the same seed ("order" in ASCII).
-const STREAM: u64 = 0x6F72_6465_72;
+const STREAM: u64 = 0x6F_7264_6572;
 /// splitmix64's increment, 2^64 over the golden ratio, odd.
 const GAMMA: u64 = 0x9E37_79B9_7F4A_7C15;
 

@@ -303,10 +303,10 @@ fn missing(tag: &Tag<'_>, defined: &HashSet<&str>) -> Option<String> {
     use Token::{Name, Sign, Text};
     let tokens = &tag.tokens[..];
     let unless = |known: bool, kind: &str, name: &str| (!known).then(|| format!("{kind} `{name}`"));
-    if let (true, [Name(name), ..]) = (tag.block, tokens) {
-        if let Some(feature) = unless(TAGS.contains(name), "tag", name) {
-            return Some(feature);
-        }
+    if let (true, [Name(name), ..]) = (tag.block, tokens)
+        && let Some(feature) = unless(TAGS.contains(name), "tag", name)
+    {
+        return Some(feature);
     }
     for at in 0..tokens.len() {
         if let Text(text) = tokens[at]
