@@ -6,6 +6,8 @@ mod bench;
 mod ci;
 mod command;
 mod parity;
+mod conformance;
+mod emulate;
 mod ptx;
 mod tidy;
 
@@ -24,6 +26,10 @@ enum Task {
     Ci(ci::Arguments),
     /// Checks the invariants of ARCHITECTURE.md and STYLE.md that a program can check
     Tidy,
+    /// Runs cudarc's own tests against the emulator
+    Conformance(conformance::Arguments),
+    /// Runs a program with the emulator in place of the driver
+    Emulate(emulate::Arguments),
     /// Runs the benchmarks
     Bench(bench::Arguments),
     /// Compares every kernel with its CPU oracle, on the emulator or a GPU
@@ -36,6 +42,8 @@ fn main() -> anyhow::Result<()> {
     match Cli::parse().task {
         Task::Ci(arguments) => ci::run(&arguments),
         Task::Tidy => tidy::run(),
+        Task::Conformance(arguments) => conformance::run(&arguments),
+        Task::Emulate(arguments) => emulate::run(&arguments),
         Task::Bench(arguments) => bench::run(&arguments),
         Task::Parity(arguments) => parity::run(&arguments),
         Task::Ptx(arguments) => ptx::run(&arguments),

@@ -30,9 +30,10 @@ fn counter(d: &Locked, name: &str) -> Option<u64> {
         "allocations" => d.memory.live() as u64,
         "pinned" => d.memory.host.pinned(),
         "reports" => d.reports.len() as u64,
-        // Calls of a driver function.
+        // Calls of a driver or cuBLAS function.
         other => {
-            let (name, _) = super::functions().into_iter().find(|(n, _)| *n == other)?;
+            let all = super::functions().into_iter().chain(crate::cublas::api::table());
+            let name = all.map(|(n, _)| n.strip_prefix("emu_").unwrap_or(n)).find(|n| *n == other)?;
             d.calls.get(name).copied().unwrap_or(0)
         }
     })

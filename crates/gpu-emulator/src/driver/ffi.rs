@@ -105,6 +105,11 @@ impl<T: Copy> In<T> {
         Some(unsafe { self.0.add(i).read_unaligned() })
     }
 
+    /// The address.
+    pub fn address(self) -> u64 {
+        self.0.expose_provenance() as u64
+    }
+
     /// The same place, read as another type.
     pub fn cast<U>(self) -> In<U> {
         In(self.0.cast())

@@ -733,10 +733,10 @@ fn combine(op: Atomic, wide: bool, old: u64, b: u64, c: u64) -> u64 {
     let signed = |x: u64| if wide { x as i64 } else { i64::from(x as u32 as i32) };
     let new = match op {
         Atomic::Add => old.wrapping_add(b),
-        Atomic::AddF32 => u64::from(
-            super::numeric::canonical(f32::from_bits(old as u32) + f32::from_bits(b as u32)).to_bits(),
-        ),
-        Atomic::AddF64 => (f64::from_bits(old) + f64::from_bits(b)).to_bits(),
+        Atomic::AddF32 => {
+            u64::from(super::numeric::canonical(f32::from_bits(old as u32) + f32::from_bits(b as u32)))
+        }
+        Atomic::AddF64 => super::numeric::canonical64(f64::from_bits(old) + f64::from_bits(b)),
         Atomic::AddF16x2 => {
             let half = |shift: u32| {
                 // f32 holds the sum of two f16 closely enough that one rounding follows (24 >= 2 * 11 + 2).

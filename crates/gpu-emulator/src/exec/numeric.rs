@@ -167,10 +167,21 @@ pub fn saturate(x: f32) -> f32 {
     if x > 0.0 { x.min(1.0) } else { 0.0 }
 }
 
-/// A binary32 result with the hardware's NaN.
+/// The bits of a binary32 result, with the hardware's NaN.
+///
+/// The test is on integers: the compiler may take any NaN for any other, and drops a replacement of one
+/// NaN by another where it sees floats.
 #[inline(always)]
-pub fn canonical(x: f32) -> f32 {
-    if x.is_nan() { f32::from_bits(NAN32) } else { x }
+pub fn canonical(x: f32) -> u32 {
+    let bits = x.to_bits();
+    if bits & 0x7fff_ffff > 0x7f80_0000 { NAN32 } else { bits }
+}
+
+/// The same for binary64.
+#[inline(always)]
+pub fn canonical64(x: f64) -> u64 {
+    let bits = x.to_bits();
+    if bits & 0x7fff_ffff_ffff_ffff > 0x7ff0_0000_0000_0000 { NAN64 } else { bits }
 }
 
 /// `value` rounded to an integral value.

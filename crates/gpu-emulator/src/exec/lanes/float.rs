@@ -6,7 +6,7 @@
 //! lies within the error that PTX documents for each; hardware may return another value within it.
 
 use super::super::numeric::{
-    BF16, F16, F32, Format, NAN64, add_odd, canonical, flush, fma_odd, narrow, saturate, widen,
+    self, BF16, F16, F32, Format, add_odd, canonical, flush, fma_odd, narrow, saturate, widen,
 };
 use super::super::registers::{LANES, Registers};
 use crate::ptx::code::{FloatMode, FloatOp, HalfFormat, Inst, Round};
@@ -18,7 +18,7 @@ fn f(bits: u32) -> f32 {
 
 /// min or max as PTX has it: the other operand where one is NaN, and -0 below +0.
 #[inline(always)]
-fn extreme32(a: f32, b: f32, largest: bool, nan: bool) -> f32 {
+fn extreme32(a: f32, b: f32, largest: bool, nan: bool) -> u32 {
     // Ordered by sign and magnitude, so that the zeros are told apart.
     let key = |x: f32| {
         let bits = x.to_bits() as i32;
@@ -33,8 +33,7 @@ fn extreme32(a: f32, b: f32, largest: bool, nan: bool) -> f32 {
     } else {
         ordered
     };
-    let out = if nan && (a.is_nan() || b.is_nan()) { f32::NAN } else { out };
-    canonical(out)
+    if nan && (a.is_nan() || b.is_nan()) { numeric::NAN32 } else { canonical(out) }
 }
 
 fn extreme64(a: f64, b: f64, largest: bool, nan: bool) -> f64 {
@@ -44,7 +43,7 @@ fn extreme64(a: f64, b: f64, largest: bool, nan: bool) -> f64 {
     };
     if a.is_nan() || b.is_nan() {
         return if nan || (a.is_nan() && b.is_nan()) {
-            f64::from_bits(NAN64)
+            f64::from_bits(numeric::NAN64)
         } else if a.is_nan() {
             b
         } else {
@@ -121,9 +120,9 @@ fn transcendental(op: FloatOp, x: f32) -> f32 {
 
 #[inline(always)]
 fn finish(x: f32, ftz: bool, sat: bool) -> u32 {
-    let x = canonical(x);
-    let x = if ftz { flush(x) } else { x };
-    (if sat { saturate(x) } else { x }).to_bits()
+    let bits = canonical(x);
+    let bits = if ftz { flush(f32::from_bits(bits)).to_bits() } else { bits };
+    if sat { saturate(f32::from_bits(bits)).to_bits() } else { bits }
 }
 
 /// Binary32.
@@ -133,13 +132,13 @@ pub fn f32_op(r: &mut Registers, i: &Inst, m: u32, op: FloatOp, mode: FloatMode)
     if near && !mode.ftz && !mode.sat {
         // The common case, without the flags inside the loops.
         match op {
-            FloatOp::Add => return r.w2(i, m, |a, b| canonical(f(a) + f(b)).to_bits()),
-            FloatOp::Sub => return r.w2(i, m, |a, b| canonical(f(a) - f(b)).to_bits()),
-            FloatOp::Mul => return r.w2(i, m, |a, b| canonical(f(a) * f(b)).to_bits()),
-            FloatOp::Fma => return r.w3(i, m, |a, b, c| canonical(f(a).mul_add(f(b), f(c))).to_bits()),
-            FloatOp::Div => return r.w2(i, m, |a, b| canonical(f(a) / f(b)).to_bits()),
-            FloatOp::Sqrt => return r.w1(i, m, |a| canonical(f(a).sqrt()).to_bits()),
-            FloatOp::Rcp => return r.w1(i, m, |a| canonical(1.0 / f(a)).to_bits()),
+            FloatOp::Add => return r.w2(i, m, |a, b| canonical(f(a) + f(b))),
+            FloatOp::Sub => return r.w2(i, m, |a, b| canonical(f(a) - f(b))),
+            FloatOp::Mul => return r.w2(i, m, |a, b| canonical(f(a) * f(b))),
+            FloatOp::Fma => return r.w3(i, m, |a, b, c| canonical(f(a).mul_add(f(b), f(c)))),
+            FloatOp::Div => return r.w2(i, m, |a, b| canonical(f(a) / f(b))),
+            FloatOp::Sqrt => return r.w1(i, m, |a| canonical(f(a).sqrt())),
+            FloatOp::Rcp => return r.w1(i, m, |a| canonical(1.0 / f(a))),
             _ => {}
         }
     }
@@ -169,10 +168,10 @@ pub fn f32_op(r: &mut Registers, i: &Inst, m: u32, op: FloatOp, mode: FloatMode)
         }
         FloatOp::Neg => r.w1(i, m, |a| if ftz { flush(f(a)).to_bits() ^ 1 << 31 } else { a ^ 1 << 31 }),
         FloatOp::Abs => r.w1(i, m, |a| if ftz { flush(f(a)).to_bits() & !(1 << 31) } else { a & !(1 << 31) }),
-        FloatOp::Min => r.w2(i, m, |a, b| extreme32(input(a), input(b), false, false).to_bits()),
-        FloatOp::Max => r.w2(i, m, |a, b| extreme32(input(a), input(b), true, false).to_bits()),
-        FloatOp::MinNan => r.w2(i, m, |a, b| extreme32(input(a), input(b), false, true).to_bits()),
-        FloatOp::MaxNan => r.w2(i, m, |a, b| extreme32(input(a), input(b), true, true).to_bits()),
+        FloatOp::Min => r.w2(i, m, |a, b| extreme32(input(a), input(b), false, false)),
+        FloatOp::Max => r.w2(i, m, |a, b| extreme32(input(a), input(b), true, false)),
+        FloatOp::MinNan => r.w2(i, m, |a, b| extreme32(input(a), input(b), false, true)),
+        FloatOp::MaxNan => r.w2(i, m, |a, b| extreme32(input(a), input(b), true, true)),
         FloatOp::Copysign => r.w2(i, m, |a, b| (a & 1 << 31) | (b & !(1 << 31))),
     }
 }
@@ -181,7 +180,7 @@ pub fn f32_op(r: &mut Registers, i: &Inst, m: u32, op: FloatOp, mode: FloatMode)
 #[inline(always)]
 pub fn f64_op(r: &mut Registers, i: &Inst, m: u32, op: FloatOp) {
     let f = f64::from_bits;
-    let out = |x: f64| if x.is_nan() { NAN64 } else { x.to_bits() };
+    let out = numeric::canonical64;
     match op {
         FloatOp::Add => r.d2(i, m, |a, b| out(f(a) + f(b))),
         FloatOp::Sub => r.d2(i, m, |a, b| out(f(a) - f(b))),

@@ -1,0 +1,115 @@
+//! `cargo xtask emulate -- COMMAND`: runs any program with the emulator in place of the NVIDIA driver.
+//!
+//! The two libraries are built, then linked under the names that programs open into a folder outside the
+//! target folder, which comes first on the library path of the command alone. No file called libcuda.so is
+//! left behind: the folder is removed when the command has ended.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, bail};
+
+use crate::command;
+
+/// Options of `cargo xtask emulate`.
+#[derive(Debug, Clone, clap::Args)]
+pub struct Arguments {
+    /// The program and its arguments. Settings of the emulator are environment variables: see its README
+    #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
+    command: Vec<String>,
+}
+
+/// Names that programs open, and the library behind each.
+const NAMES: [(&str, &str); 4] = [
+    ("libcuda.so", "libgpu_emulator.so"),
+    ("libcuda.so.1", "libgpu_emulator.so"),
+    ("libcublas.so", "libgpu_emulator_cublas.so"),
+    ("libcublas.so.12", "libgpu_emulator_cublas.so"),
+];
+
+/// Runs the command; its exit status becomes ours.
+///
+/// # Errors
+/// Under `REQUIRE_GPU=1`, when the emulator does not build, and when the command fails.
+pub fn run(arguments: &Arguments) -> Result<()> {
+    let libraries = Libraries::build()?;
+    let (program, rest) = arguments.command.split_first().context("no command to run")?;
+    let mut command = Command::new(program);
+    command.args(rest);
+    libraries.apply(&mut command);
+    let status = command.status().with_context(|| format!("cannot start `{program}`"))?;
+    drop(libraries);
+    if status.success() {
+        return Ok(());
+    }
+    match status.code() {
+        Some(code) => std::process::exit(code),
+        None => bail!("`{program}` was ended: {status}"),
+    }
+}
+
+/// The emulator's libraries under the driver's names, for as long as this lives.
+#[derive(Debug)]
+pub struct Libraries {
+    folder: PathBuf,
+}
+
+impl Libraries {
+    /// Builds both and links them.
+    ///
+    /// # Errors
+    /// Under `REQUIRE_GPU=1`; with `GPU_EMULATOR_MISSING`, which needs `gpu_emulator::install`; when the
+    /// build fails.
+    pub fn build() -> Result<Self> {
+        if std::env::var("REQUIRE_GPU").is_ok_and(|v| v == "1") {
+            bail!("REQUIRE_GPU=1 is set, so the emulator must not stand in for a GPU");
+        }
+        if std::env::var("GPU_EMULATOR_MISSING").is_ok_and(|v| !v.is_empty()) {
+            bail!(
+                "GPU_EMULATOR_MISSING works through gpu_emulator::install() in a test, not through emulate"
+            );
+        }
+        command::run(command::cargo("build --quiet -p gpu-emulator -p gpu-emulator-cublas"))?;
+        let built = target_folder().join("debug");
+        let folder = std::env::temp_dir().join(format!("gpu-emulator-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).with_context(|| folder.display().to_string())?;
+        let libraries = Self { folder };
+        for (name, file) in NAMES {
+            link(&built.join(file), &libraries.folder.join(name))?;
+        }
+        Ok(libraries)
+    }
+
+    /// Puts the folder first on the command's library path.
+    pub fn apply(&self, command: &mut Command) {
+        let mut path = self.folder.clone().into_os_string();
+        if let Some(old) = std::env::var_os("LD_LIBRARY_PATH") {
+            path.push(":");
+            path.push(old);
+        }
+        command.env("LD_LIBRARY_PATH", path);
+    }
+}
+
+impl Drop for Libraries {
+    fn drop(&mut self) {
+        // A folder of links in the temporary folder: what is left of it harms nobody.
+        let _ = std::fs::remove_dir_all(&self.folder);
+    }
+}
+
+/// Where Cargo builds.
+pub fn target_folder() -> PathBuf {
+    std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| command::root().join("target"), PathBuf::from)
+}
+
+#[cfg(unix)]
+fn link(file: &Path, name: &Path) -> Result<()> {
+    let file = file.canonicalize().with_context(|| format!("{} was not built", file.display()))?;
+    std::os::unix::fs::symlink(&file, name).with_context(|| name.display().to_string())
+}
+
+#[cfg(not(unix))]
+fn link(file: &Path, _name: &Path) -> Result<()> {
+    bail!("{}: the emulator replaces libcuda on Linux only", file.display())
+}
