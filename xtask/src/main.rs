@@ -5,9 +5,9 @@
 mod bench;
 mod ci;
 mod command;
-mod parity;
 mod conformance;
 mod emulate;
+mod parity;
 mod ptx;
 mod tidy;
 
