@@ -369,8 +369,8 @@ fn generate_names_what_is_wrong() {
     assert!(message.contains("nowhere is not a model"), "{message}");
     let message = ask(&["--model", "model", "--adapter", "nowhere"]).failed(5);
     assert!(message.contains("cannot read nowhere/adapter_config.json"), "{message}");
-    let message = ask(&["--model", "model", "--block-size", "48"]).failed(1);
-    assert!(message.contains("48"), "{message}");
+    let message = ask(&["--model", "model", "--block-size", "48"]).failed(2);
+    assert!(message.contains("expected a power of two from 32 to 4096"), "{message}");
     assert_eq!(ask(&["--model", "model", "--max-tokens", "0"]).ok(), "\n");
     // Past the end of the model's positions an answer just ends.
     assert!(ask(&["--model", "model", "--max-tokens", "1000"]).ok().len() > 1);

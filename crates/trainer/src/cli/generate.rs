@@ -1,12 +1,13 @@
 //! `nibble generate`.
 
-use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 use trainer::Event;
 use trainer::ask::{self, Question};
 use trainer::backend::Storage;
+
+use super::say;
 
 /// Ask a model, with or without an adapter. The answer is the most probable one (greedy).
 #[derive(Debug, clap::Args)]
@@ -27,10 +28,10 @@ pub struct Arguments {
     #[arg(long, value_enum, default_value_t = Weights::Nf4Double)]
     weights: Weights,
     /// Weights that share a scale in NF4
-    #[arg(long, default_value_t = 64)]
+    #[arg(long, default_value_t = 64, value_parser = block_size)]
     block_size: usize,
     /// CPU threads [default: all]
-    #[arg(long)]
+    #[arg(long, value_parser = threads)]
     threads: Option<usize>,
 }
 
@@ -59,17 +60,23 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         prompt: arguments.prompt.clone(),
         max_tokens: arguments.max_tokens,
     };
-    let mut broken = None;
-    let mut out = std::io::stdout();
+    let mut said = Ok(());
     ask::answer(&question, &mut |event: Event| eprintln!("note: {event}"), |text| {
-        // A reader that went away (as `head` does) ends the answer, not the program.
-        let written = out.write_all(text.as_bytes()).and_then(|()| out.flush());
-        broken = broken.take().or(written.err());
+        if said.is_ok() {
+            said = say(text);
+        }
     })?;
-    match broken {
-        None => println!(),
-        Some(error) if error.kind() == std::io::ErrorKind::BrokenPipe => {}
-        Some(error) => return Err(trainer::Error::io("write", "the answer")(error).into()),
-    }
+    said.and_then(|()| say("\n"))?;
     Ok(ExitCode::SUCCESS)
+}
+
+fn block_size(text: &str) -> Result<usize, String> {
+    match text.parse::<usize>() {
+        Ok(size) if size.is_power_of_two() && (32..=4096).contains(&size) => Ok(size),
+        _ => Err("expected a power of two from 32 to 4096".into()),
+    }
+}
+
+fn threads(text: &str) -> Result<usize, String> {
+    text.parse().ok().filter(|&count| count > 0).ok_or_else(|| "expected an integer of at least 1".into())
 }

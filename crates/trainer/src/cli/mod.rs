@@ -4,6 +4,7 @@ mod exit;
 mod generate;
 mod train;
 
+use std::io::Write;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
@@ -32,9 +33,21 @@ pub fn run() -> ExitCode {
         Command::Generate(arguments) => generate::run(&arguments),
     };
     outcome.unwrap_or_else(|error| {
-        eprintln!("error: {}", describe(&error));
+        // Whoever closed standard error does not want to know; the code still tells.
+        let _ = writeln!(std::io::stderr(), "error: {}", describe(&error));
         ExitCode::from(exit::code(&error))
     })
+}
+
+/// Writes to standard output. A reader that went away (as `head` does) wants no more, which is no fault.
+fn say(text: &str) -> anyhow::Result<()> {
+    let mut out = std::io::stdout();
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => {
+            Err(trainer::Error::io("write", "the answer")(error).into())
+        }
+        _ => Ok(()),
+    }
 }
 
 /// An error with its causes, each that its message does not already say.

@@ -9,7 +9,7 @@ use trainer::report::{Bar, Lines, Observer, Observers};
 use trainer::session::{self, Summary};
 use trainer::train::{Outcome, Stop};
 
-use super::exit;
+use super::{exit, say};
 
 /// Train a LoRA adapter as a TOML file says.
 ///
@@ -43,31 +43,31 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     };
     let mut watch = Observers::new(vec![shown]);
     let summary = session::train(&config, &mut watch, &stop)?;
-    Ok(conclude(&config, &arguments.config, &summary))
+    conclude(&config, &arguments.config, &summary)
 }
 
 /// Says what came of it and what to do next.
-fn conclude(config: &Config, file: &Path, summary: &Summary) -> ExitCode {
+fn conclude(config: &Config, file: &Path, summary: &Summary) -> anyhow::Result<ExitCode> {
     match &summary.outcome {
         Outcome::Finished { eval_loss } => {
-            println!("The adapter is in {}.", summary.adapter.display());
+            let mut text = format!("The adapter is in {}.\n", summary.adapter.display());
             if let Some(loss) = eval_loss {
-                println!("Its loss on data.eval is {loss:.4}.");
+                text.push_str(&format!("Its loss on data.eval is {loss:.4}.\n"));
             }
-            println!("Ask it:\n  {}", ask_command(config, summary));
-            ExitCode::SUCCESS
+            say(&format!("{text}Ask it:\n  {}\n", ask_command(config, summary)))?;
+            Ok(ExitCode::SUCCESS)
         }
         Outcome::Interrupted { step, checkpoint } => {
-            match checkpoint {
-                Some(path) => println!(
-                    "Stopped after step {step}. To go on from {}:\n  {} train {} --set train.resume=auto",
+            say(&match checkpoint {
+                Some(path) => format!(
+                    "Stopped after step {step}. To go on from {}:\n  {} train {} --set train.resume=auto\n",
                     path.display(),
                     program(),
                     quoted(&file.display().to_string())
                 ),
-                None => println!("Stopped before any step was done."),
-            }
-            ExitCode::from(exit::INTERRUPTED)
+                None => "Stopped before any step was done.\n".into(),
+            })?;
+            Ok(ExitCode::from(exit::INTERRUPTED))
         }
     }
 }

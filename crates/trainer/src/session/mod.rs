@@ -74,6 +74,11 @@ pub fn train(config: &Config, watch: &mut Observers, stop: &Stop) -> Result<Summ
     }
 
     let done = resumed.map_or(0, |checkpoint| checkpoint.step);
+    if stop.is_asked() {
+        // While the model was loading: leave no directory that would pass for a run.
+        let outcome = Outcome::Interrupted { step: done, checkpoint: None };
+        return Ok(Summary { outcome, adapter: output.adapter(), question });
+    }
     output.create()?;
     checkpoint::clear_unfinished(&output.checkpoints())?;
     watch.add(Box::new(JsonFiles::open(output.path(), done)?))?;
