@@ -35,6 +35,21 @@ pub struct Question {
 
 /// The most probable answer, without special tokens. `on_text` gets it piece by piece as it comes.
 ///
+/// ```no_run
+/// use trainer::{ask::{Question, answer}, backend::Storage, event::Collected};
+///
+/// let question = Question {
+///     model: "examples/quickstart-model".into(),
+///     adapter: Some("runs/quickstart/adapter".into()),
+///     storage: Storage::Nf4 { block_size: 64, double: true },
+///     threads: None,
+///     prompt: "Where is Tarnwick?".into(),
+///     max_tokens: 64,
+/// };
+/// println!("{}", answer(&question, &mut Collected::default(), |_| {})?);
+/// # Ok::<(), trainer::Error>(())
+/// ```
+///
 /// # Errors
 /// The model or the adapter cannot be used, or the prompt is too long for it.
 pub fn answer(

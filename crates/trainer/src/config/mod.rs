@@ -199,6 +199,13 @@ impl Config {
 
     /// As [`load`](Self::load), from text; `name` stands for the file in messages.
     ///
+    /// ```
+    /// use trainer::config::Config;
+    /// let text = "model = \"m\"\noutput_dir = \"o\"\n[data]\ntrain = \"t.jsonl\"\n[lora]\nrank = 8";
+    /// let error = Config::parse(text, "run.toml", &[]).unwrap_err();
+    /// assert!(error.to_string().starts_with("run.toml:6:1: unknown key `lora.rank`; "));
+    /// ```
+    ///
     /// # Errors
     /// As [`load`](Self::load).
     pub fn parse(text: &str, name: &str, sets: &[String]) -> Result<Self, ConfigError> {

@@ -33,6 +33,16 @@ pub struct Summary {
 
 /// Trains as `config` says. Everything is checked before `output_dir` is touched.
 ///
+/// ```no_run
+/// use trainer::{config::Config, report::{Lines, Observers}, session, train::Stop};
+///
+/// let config = Config::load("examples/quickstart.toml".as_ref(), &["train.max_steps=20".into()])?;
+/// let mut watch = Observers::new(vec![Box::new(Lines::new(std::io::stderr(), config.train.logging_steps))]);
+/// let summary = session::train(&config, &mut watch, &Stop::default())?;
+/// println!("the adapter is in {}", summary.adapter.display());
+/// # Ok::<(), trainer::Error>(())
+/// ```
+///
 /// # Errors
 /// Anything from a missing file to a diverged run; see the variants of [`Error`].
 pub fn train(config: &Config, watch: &mut Observers, stop: &Stop) -> Result<Summary> {
