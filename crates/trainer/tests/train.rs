@@ -54,6 +54,8 @@ fn a_run_writes_its_adapter_metrics_events_and_checkpoints() {
     let loss = |at: usize| steps[at]["loss"].as_f64().unwrap();
     assert!(loss(11) < 0.7 * loss(0), "{} to {}", loss(0), loss(11));
     assert_eq!(work.lines("out/events.jsonl"), Vec::<Value>::new());
+    let config: Value = serde_json::from_slice(&work.bytes("out/adapter/adapter_config.json")).unwrap();
+    assert_eq!(config["base_model_name_or_path"], json!("model"));
     // The end says how to ask.
     let command = out.lines().last().unwrap().trim();
     assert!(command.ends_with("generate --model model --adapter out/adapter --prompt 'n0?'"), "{command}");

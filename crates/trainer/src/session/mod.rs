@@ -93,7 +93,7 @@ pub fn train(config: &Config, watch: &mut Observers, stop: &Stop) -> Result<Summ
     checkpoint::clear_unfinished(&output.checkpoints())?;
     watch.add(Box::new(JsonFiles::open(output.path(), done)?))?;
     watch.started(&Run { done, steps: schedule.total, facts })?;
-    let rules = rules(config, schedule, &output, settings, now);
+    let rules = rules(config, schedule, &output, &name, settings, now);
     let (data, engine) = (&loader, &mut engine);
     let outcome = Trainer { engine, data, eval: &eval, rules: &rules, watch, stop }.run(done);
     watch.finished();
@@ -252,7 +252,18 @@ fn activation_bytes(available: Option<u64>) -> usize {
     usize::try_from(available.map_or(1 << 30, |bytes| bytes / 2)).unwrap_or(usize::MAX)
 }
 
-fn rules(config: &Config, schedule: Schedule, output: &Output, settings: Settings, now: Moment) -> Rules {
+fn rules(
+    config: &Config,
+    schedule: Schedule,
+    output: &Output,
+    model: &str,
+    settings: Settings,
+    now: Moment,
+) -> Rules {
+    // PEFT loads the base model by this: a directory by its path, but a GGUF file, which it cannot load, and a copy
+    // from a hub by their names.
+    let by_path = config.model.is_dir() && !model.contains('/');
+    let base_model = if by_path { config.model.display().to_string() } else { model.to_owned() };
     Rules {
         schedule,
         weight_decay: config.train.weight_decay as f32,
@@ -262,7 +273,7 @@ fn rules(config: &Config, schedule: Schedule, output: &Output, settings: Setting
             directory: output.checkpoints(),
             every: config.train.save_steps,
             keep: config.train.save_total_limit,
-            base_model: config.model.display().to_string(),
+            base_model,
             settings,
             now,
         },
