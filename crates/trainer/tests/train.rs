@@ -85,14 +85,22 @@ fn a_sample_that_is_trained_on_is_answered() {
 }
 
 /// What a run leaves that does not depend on the clock.
-fn traces(work: &Work) -> (Vec<Value>, Vec<u8>, Vec<u8>, Vec<String>, Vec<Value>) {
-    (
-        without_times(work.lines("out/metrics.jsonl")),
-        work.bytes("out/adapter/adapter_model.safetensors"),
-        work.bytes("out/adapter/adapter_config.json"),
-        work.names("out/checkpoints"),
-        work.lines("out/events.jsonl"),
-    )
+#[derive(PartialEq)]
+struct Traces {
+    metrics: Vec<Value>,
+    events: Vec<Value>,
+    adapter: [Vec<u8>; 2],
+    checkpoints: Vec<String>,
+}
+
+fn traces(work: &Work) -> Traces {
+    Traces {
+        metrics: without_times(work.lines("out/metrics.jsonl")),
+        events: work.lines("out/events.jsonl"),
+        adapter: ["adapter_model.safetensors", "adapter_config.json"]
+            .map(|name| work.bytes(&format!("out/adapter/{name}"))),
+        checkpoints: work.names("out/checkpoints"),
+    }
 }
 
 /// Keys whose effect is tested elsewhere, with the test's name or the reason.
