@@ -47,7 +47,7 @@ fn a_run_writes_its_adapter_metrics_events_and_checkpoints() {
                 && step["peak_rss_bytes"].as_u64().unwrap() > 1 << 20
         );
     }
-    // B96: the first step of a warmup has rate 0, and the rate shown is the one used: nothing moved before step 2.
+    // B96: the first step of a warmup has rate 0.
     let rates: Vec<f64> = steps.iter().map(|step| step["learning_rate"].as_f64().unwrap()).collect();
     assert_eq!((rates[0], rates[1]), (0.0, 1e-2));
     // B105: it learns.
@@ -62,6 +62,33 @@ fn a_run_writes_its_adapter_metrics_events_and_checkpoints() {
     let answer =
         std::process::Command::new("sh").args(["-c", command]).current_dir(work.dir.path()).output().unwrap();
     assert!(answer.status.success() && !answer.stdout.is_empty(), "{answer:?}");
+}
+
+// B96, B105: the rate that is shown is the one that is used. The first step of a warmup moves nothing, the second
+// moves every lora_B and, their gradients being 0 until then, no lora_A; the third moves these too.
+#[test]
+fn the_rate_shown_is_the_one_used() {
+    let work = Work::new();
+    work.train(&["train.max_steps=3", "train.save_steps=1"]).ok();
+    let rates = work.lines("out/metrics.jsonl");
+    assert_eq!(
+        rates.iter().map(|step| step["learning_rate"].as_f64().unwrap() > 0.0).collect::<Vec<_>>(),
+        [false, true, true]
+    );
+    let checkpoint = |step: u32| {
+        let bytes = work.bytes(&format!("out/checkpoints/step-00000{step}/adapter_model.safetensors"));
+        let file = safetensors::SafeTensors::deserialize(&bytes).unwrap();
+        file.iter()
+            .map(|(key, tensor)| (key.to_owned(), tensor.data().to_vec()))
+            .collect::<std::collections::BTreeMap<_, _>>()
+    };
+    let (first, second, third) = (checkpoint(1), checkpoint(2), checkpoint(3));
+    for ((key, one), ((_, two), (_, three))) in first.iter().zip(second.iter().zip(&third)) {
+        let is_b = key.contains("lora_B");
+        assert_eq!(one.iter().all(|&byte| byte == 0), is_b, "{key} after a step of rate 0");
+        assert_eq!(one != two, is_b, "{key} in the second step");
+        assert_ne!(two, three, "{key} in the third step");
+    }
 }
 
 // B105: one sample, trained until it is known; and then the model says it.
