@@ -15,13 +15,13 @@
 
 use std::ops::Range;
 
-use super::AttentionShape;
 use super::mask::{COLS, GROUP, Mask, ROWS, Seen};
 use super::pack::Packed;
 use super::product::{Left, Out, Right, Size, product};
+use super::{AttentionShape, few};
 use crate::exp::exp;
 use crate::row_tasks::{expect, row_chunks, rows_per_task};
-use crate::simd::{LANES, Simd, fold_lanes, multiversion};
+use crate::simd::{Simd, multiversion};
 use crate::{MatMut, MatRef, Result, Threads};
 
 /// Where [`backward`] writes, each of the shape of its operand; old contents are not read.
@@ -333,21 +333,5 @@ fn score_gradients_body(
 }
 
 multiversion! {
-    /// Σ a b over 16 partial sums.
-    fn dot(a: &[f32], b: &[f32]) -> f32 = dot_body;
-}
-
-#[inline(always)]
-fn dot_body(a: &[f32], b: &[f32]) -> f32 {
-    let mut lanes = [0.0f32; LANES];
-    let ((a, a_rest), (b, b_rest)) = (a.as_chunks::<LANES>(), b.as_chunks::<LANES>());
-    for (a, b) in a.iter().zip(b) {
-        for (lane, (a, b)) in lanes.iter_mut().zip(a.iter().zip(b)) {
-            *lane += a * b;
-        }
-    }
-    for (lane, (a, b)) in lanes.iter_mut().zip(a_rest.iter().zip(b_rest)) {
-        *lane += a * b;
-    }
-    fold_lanes(lanes, |a, b| a + b)
+    fn dot(a: &[f32], b: &[f32]) -> f32 = few::dot;
 }

@@ -11,10 +11,10 @@
 //! 8.     out = O / l, log-sum-exp = m + ln l
 //! ```
 
-use super::AttentionShape;
 use super::mask::{COLS, GROUP, Mask, ROWS, Seen};
 use super::pack::Packed;
 use super::product::{Left, Out, Right, Size, product};
+use super::{AttentionShape, few};
 use crate::exp::exp;
 use crate::row_tasks::{expect, row_chunks};
 use crate::simd::{LANES, Simd, fold_lanes, multiversion};
@@ -80,6 +80,10 @@ pub(super) fn forward_with(
         return Ok(());
     }
     let mask = Mask { starts, earlier: k.rows() - queries };
+    if queries < few::FEW {
+        few::forward(simd, threads, &shape, mask, (q, k, v), out, log_sum_exp);
+        return Ok(());
+    }
     let keys = Packed::transposed(threads, &shape, k);
     let values = Packed::rows(threads, &shape, v);
 

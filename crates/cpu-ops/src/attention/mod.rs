@@ -11,6 +11,7 @@
 //! instructions do: the products are fused multiply-adds where the CPU has them.
 
 mod backward;
+mod few;
 mod forward;
 mod mask;
 mod pack;

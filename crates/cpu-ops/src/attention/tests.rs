@@ -263,7 +263,9 @@ fn packed_samples() {
 
 #[test]
 fn decoding_with_a_cache() {
-    for (queries, keys) in [(1, 1), (1, 64), (1, 65), (1, 200), (5, 100), (70, 150)] {
+    for (queries, keys) in
+        [(1, 1), (1, 64), (1, 65), (1, 200), (2, 90), (3, 70), (4, 70), (5, 100), (70, 150)]
+    {
         Case::new(shape(4, 2, 16), vec![0; queries], keys, 1.0).check();
     }
     Case::new(shape(4, 2, 16), vec![37, 37, 38], 100, 1.0).check();
