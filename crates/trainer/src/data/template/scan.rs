@@ -150,9 +150,21 @@ pub(super) fn scan(source: &str) -> Result<Scanned, TemplateError> {
     let mut copied = 0;
     let mut marks = false;
     for tag in &tags {
-        if let Some(feature) = missing(tag, &macros) {
+        let unsupported = |feature| {
             let line = source[..tag.start].matches('\n').count() + 1;
-            return Err(TemplateError::Unsupported { line, feature });
+            TemplateError::Unsupported { line, feature }
+        };
+        if let Some(feature) = missing(tag, &macros) {
+            return Err(unsupported(feature));
+        }
+        for (text, at) in &tag.texts {
+            if let Some(written) = escapes(text).map_err(unsupported)? {
+                // Joined lines come back behind the closing quote, so that errors name the right ones.
+                let lines = text.matches("\\\n").count();
+                out.extend([&source[copied..*at], &written, &source[at + text.len()..=at + text.len()]]);
+                out.push_str(&"\n".repeat(lines));
+                copied = at + text.len() + 1;
+            }
         }
         if let (true, [Token::Name(name @ ("generation" | "endgeneration"))]) = (tag.block, &tag.tokens[..]) {
             marks = true;
@@ -181,6 +193,8 @@ struct Tag<'a> {
     /// Whether it is a block tag.
     block: bool,
     tokens: Vec<Token<'a>>,
+    /// The quoted texts and where they begin in the source, quotes left out.
+    texts: Vec<(&'a str, usize)>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -227,19 +241,20 @@ fn read_tag(source: &str, start: usize, block: bool) -> Option<(Tag<'_>, usize)>
     }
     let begin = at;
     let mut depth = 0usize;
-    let mut tokens = Vec::new();
+    let (mut tokens, mut texts) = (Vec::new(), Vec::new());
     loop {
         let rest = source.get(at..)?;
         let first = rest.chars().next()?;
         let signed = rest[1.min(rest.len())..].starts_with(close) && matches!(first, '-' | '+');
         if depth == 0 && (rest.starts_with(close) || signed) {
             let end = at + usize::from(signed) + 2;
-            return Some((Tag { start, inner: begin..at, block, tokens }, end));
+            return Some((Tag { start, inner: begin..at, block, tokens, texts }, end));
         }
         let length = match first {
             '\'' | '"' => {
                 let length = text_length(rest)?;
                 tokens.push(Token::Text(&rest[1..length - 1]));
+                texts.push((&rest[1..length - 1], at + 1));
                 length
             }
             '0'..='9' => {
@@ -309,11 +324,6 @@ fn missing(tag: &Tag<'_>, defined: &HashSet<&str>) -> Option<String> {
         return Some(feature);
     }
     for at in 0..tokens.len() {
-        if let Text(text) = tokens[at]
-            && let Some(escape) = odd_escape(text)
-        {
-            return Some(escape);
-        }
         let before = if at == 0 { None } else { tokens.get(at - 1) };
         let found = match (before, tokens[at], tokens.get(at + 1)) {
             (Some(Sign('|')), Name(name), _) => unless(FILTERS.contains(&name), "filter", name),
@@ -354,19 +364,47 @@ fn missing(tag: &Tag<'_>, defined: &HashSet<&str>) -> Option<String> {
     None
 }
 
-/// An escape within a text that Python reads otherwise than minijinja does.
-fn odd_escape(text: &str) -> Option<String> {
+/// A quoted text for minijinja, where Python reads its escapes otherwise: a backslash before the end of a line joins
+/// the lines, `\a`, `\v` and `\U` stand for characters, `\/` for both of its own. `None` where nothing differs.
+///
+/// # Errors
+/// `\N`, which names a character.
+fn escapes(text: &str) -> Result<Option<String>, String> {
+    let mut out = String::new();
+    let mut changed = false;
     let mut characters = text.chars();
     while let Some(character) = characters.next() {
-        if character == '\\' {
-            match characters.next() {
-                Some('\n') => return Some("a text that goes on in the next line".to_string()),
-                Some(c @ ('N' | 'U' | 'a' | 'v' | '/')) => return Some(format!("the escape `\\{c}`")),
-                _ => {}
+        out.push(character);
+        if character != '\\' {
+            continue;
+        }
+        let escape = characters.next().unwrap_or('\\');
+        let replacement = match escape {
+            '\n' => Some(String::new()),
+            'a' => Some("\\x07".to_string()),
+            'v' => Some("\\x0b".to_string()),
+            '/' => Some("\\\\/".to_string()),
+            'U' => {
+                let digits: String = characters.by_ref().take(8).collect();
+                let code = u32::from_str_radix(&digits, 16).ok().and_then(char::from_u32);
+                let character = code.ok_or_else(|| format!("the escape `\\U{digits}`"))?;
+                let units =
+                    character.encode_utf16(&mut [0; 2]).iter().map(|unit| format!("\\u{unit:04x}")).collect();
+                Some(units)
             }
+            'N' => return Err("the escape `\\N`".to_string()),
+            _ => None,
+        };
+        match replacement {
+            Some(replacement) => {
+                changed = true;
+                out.pop();
+                out.push_str(&replacement);
+            }
+            None => out.push(escape),
         }
     }
-    None
+    Ok(changed.then_some(out))
 }
 
 #[cfg(test)]
@@ -395,6 +433,8 @@ mod tests {
             assert!(!scan(other).expect("a template").marks);
         }
         assert_eq!(source("a\r\nb\rc\n"), "a\nb\nc\n");
+        assert_eq!(source("{{ 'a\\\nb\\\n' ~ c\n}}"), "{{ 'ab'\n\n ~ c\n}}");
+        assert_eq!(source(r"{{ '\U0001f600\a\\a\/' }}"), r"{{ '\ud83d\ude00\x07\\a\\/' }}");
     }
 
     #[test]
@@ -410,7 +450,6 @@ mod tests {
             ("{{ x | select('escaped') }}", "line 1: test `escaped` is not supported"),
             ("{{ x | selectattr('a', 'escaped') }}", "line 1: test `escaped` is not supported"),
             ("{{ '\\\\N' + '\\N{BULLET}' }}", "line 1: the escape `\\N` is not supported"),
-            ("{{ 'a\\\nb' }}", "line 1: a text that goes on in the next line is not supported"),
             ("{{ x | map('wordcount') }}", "line 1: filter `wordcount` is not supported"),
         ] {
             assert_eq!(scan(template).err().map(|error| error.to_string()).as_deref(), Some(message));
