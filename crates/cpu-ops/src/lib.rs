@@ -10,6 +10,7 @@
 
 pub mod attention;
 pub mod cast;
+pub mod ceiling;
 pub mod embedding;
 mod error;
 mod exp;

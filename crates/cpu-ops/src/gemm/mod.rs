@@ -19,6 +19,8 @@ use crate::nf4::Nf4;
 use crate::simd::Simd;
 use crate::{Error, MatMut, MatRef, Result, Threads};
 use blocks::Cost;
+#[cfg(target_arch = "x86_64")]
+pub(crate) use microkernel::MultiplyAdds;
 use output::Block;
 use product::Job;
 

@@ -27,7 +27,7 @@ pub fn element(matrix: &Operand<'_>, row: usize, col: usize) -> f64 {
 fn nf4_element(matrix: &Nf4<'_>, row: usize, col: usize) -> f32 {
     let at = row * matrix.cols() + col;
     let pair = matrix.codes()[at / 2];
-    let index = if at % 2 == 0 { pair >> 4 } else { pair & 15 };
+    let index = if at.is_multiple_of(2) { pair >> 4 } else { pair & 15 };
     CODE[usize::from(index)] * matrix.scale(at / matrix.block_size())
 }
 

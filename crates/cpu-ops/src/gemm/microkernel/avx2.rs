@@ -8,7 +8,7 @@
 
 use std::arch::x86_64::*;
 
-use super::{Microkernel, Tile, check_tile, check_transpose};
+use super::{Microkernel, MultiplyAdds, Tile, check_tile, check_transpose};
 use crate::gemm::blocks::A_STRIDE;
 use crate::gemm::output::combine;
 use crate::simd::Avx2;
@@ -55,6 +55,27 @@ impl Microkernel for Avx2 {
         // SAFETY: `self` proves the instructions.
         unsafe { dot(x, y) }
     }
+}
+
+impl MultiplyAdds for Avx2 {
+    fn multiply_adds(self, rounds: usize) -> usize {
+        // SAFETY: `self` proves the instructions.
+        unsafe { multiply_adds(rounds) }
+    }
+}
+
+#[target_feature(enable = "avx2,fma")]
+fn multiply_adds(rounds: usize) -> usize {
+    const CHAINS: usize = 12;
+    let factor = _mm256_set1_ps(std::hint::black_box(0.999));
+    let mut sums = [factor; CHAINS];
+    for _ in 0..rounds {
+        for sum in &mut sums {
+            *sum = _mm256_fmadd_ps(*sum, factor, factor);
+        }
+    }
+    std::hint::black_box(sums);
+    2 * CHAINS * LANES * rounds
 }
 
 /// # Safety

@@ -49,6 +49,13 @@ pub(super) trait Microkernel: Copy + Send + Sync + 'static {
     fn dot(self, x: &[f32], y: &[f32]) -> f32;
 }
 
+/// The loop by which [`crate::ceiling`] measures what a microkernel could reach.
+pub(crate) trait MultiplyAdds {
+    /// Runs `rounds` times as many independent multiply-adds as hide their latency, on registers only; returns
+    /// the number of floating-point operations.
+    fn multiply_adds(self, rounds: usize) -> usize;
+}
+
 /// Rows and columns of a tile with these instructions.
 pub(super) fn tile_size(simd: Simd) -> (usize, usize) {
     match simd {

@@ -1,0 +1,5 @@
+//! `cargo bench -p benches`: runs the harness.
+
+fn main() -> anyhow::Result<()> {
+    benches::main()
+}
