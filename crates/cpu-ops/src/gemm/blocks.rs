@@ -18,12 +18,18 @@ pub(super) const A_STRIDE: usize = KC + 16;
 /// Rows of A packed at a time: 256 x 400 x 4 bytes = 400 KiB of a second-level cache.
 pub(crate) const MC: usize = 256;
 
-/// Columns of B packed at a time: at most 384 x 512 x 4 bytes = 768 KiB.
-pub(super) const NC: usize = 512;
+/// Most columns of B packed at a time: 384 x 768 x 4 bytes = 1.1 MiB.
+pub(super) const NC: usize = 768;
 
 /// Products with at most this many rows against a transposed B are sums along contiguous rows of B, so B
 /// is read once and packed never (generation has one row).
 pub(super) const DOT_ROWS: usize = 4;
+
+/// Parts that a deep inner dimension is cut into, and the depth from which it is.
+const DEEP_PARTS: usize = 8;
+const DEEP: usize = 16 * KC;
+/// Elements of C up to which it is: each part has its own copy of C.
+const DEEP_OUTPUT: usize = 1 << 19;
 
 /// Multiply-adds under which a second thread costs more than it saves (about 10 microseconds).
 const SERIAL_WORK: usize = 1 << 18;
@@ -34,6 +40,12 @@ pub(super) fn inner_blocks(k: usize) -> impl Iterator<Item = (usize, usize)> {
     let count = k.div_ceil(KC).max(1);
     let length = k.div_ceil(count).next_multiple_of(16);
     (0..k).step_by(length.max(1)).map(move |start| (start, length.min(k - start)))
+}
+
+/// The parts that the inner dimension of a product with `outputs` elements is cut into: one, or for a deep product
+/// with a small output several whose sums are added in order, so that no part of A or B is read by two tasks.
+pub(super) fn deep_parts(k: usize, outputs: usize) -> Vec<Range<usize>> {
+    cuts(k, KC, if k >= DEEP && outputs <= DEEP_OUTPUT { DEEP_PARTS } else { 1 })
 }
 
 /// Cuts `0..extent` into `parts` ranges of nearly equal length whose borders are multiples of `unit`.

@@ -13,6 +13,8 @@ pub(crate) mod product;
 #[cfg(test)]
 mod tests;
 
+use std::ops::Range;
+
 use half::{bf16, f16};
 
 use crate::nf4::Nf4;
@@ -186,8 +188,18 @@ fn gemm_on(
             return Err(Error::Shape { operation: "gemm", what, expected, found });
         }
     }
-    let job =
-        Job { simd, alpha, a: a.matrix, a_op: a.op, row_map: None, b: b.matrix, b_op: b.op, depth, beta };
+    let job = Job {
+        simd,
+        alpha,
+        a: a.matrix,
+        a_op: a.op,
+        row_map: None,
+        first: 0,
+        b: b.matrix,
+        b_op: b.op,
+        depth,
+        beta,
+    };
     run(threads, &job, Block::new(c));
     Ok(())
 }
@@ -222,6 +234,10 @@ fn flip(op: Op) -> Op {
 
 fn run_blocked(threads: &Threads, job: &Job<'_>, c: Block<'_>) {
     let (rows, cols) = (c.rows(), c.cols());
+    let parts = blocks::deep_parts(job.depth, rows * cols);
+    if parts.len() > 1 {
+        return run_deep(threads, job, &parts, c);
+    }
     // Copying runs costs about a quarter of transposing or widening them.
     let cost = Cost {
         pack_a: if job.a_op == Op::None { 1 } else { 4 },
@@ -238,6 +254,30 @@ fn run_blocked(threads: &Threads, job: &Job<'_>, c: Block<'_>) {
     threads.run_on(parts, |index, part| {
         let at = (row_cuts[index / col_cuts.len()].start, col_cuts[index % col_cuts.len()].start);
         job.run(at, part);
+    });
+}
+
+/// A product whose inner dimension is cut: each task computes all of C over one part, and the parts are added in
+/// their order.
+fn run_deep(threads: &Threads, job: &Job<'_>, inner: &[Range<usize>], c: Block<'_>) {
+    let (rows, cols) = (c.rows(), c.cols());
+    let size = rows * cols;
+    let mut sums = vec![0f32; inner.len() * size];
+    threads.run_on(sums.chunks_mut(size).collect(), |index, sums| {
+        let Range { start, end } = inner[index];
+        let part = Job { first: job.first + start, depth: end - start, alpha: 1.0, beta: 0.0, ..*job };
+        part.run((0, 0), Block::new(MatMut::new(sums, rows, cols).expect("chunks of this size")));
+    });
+    let row_cuts = blocks::cuts(rows, 1, rows.div_ceil(16));
+    let parts = c.split(&row_cuts, std::slice::from_ref(&(0..cols)));
+    threads.run_on(parts, |index, mut c| {
+        for row in 0..c.rows() {
+            for col in 0..cols {
+                let at = (row_cuts[index].start + row) * cols + col;
+                let sum = sums[at..].iter().step_by(size).fold(0.0, |sum, part| sum + part);
+                c.update(row, col, sum, job.alpha, job.beta);
+            }
+        }
     });
 }
 

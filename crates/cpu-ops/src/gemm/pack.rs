@@ -105,11 +105,15 @@ pub(super) fn pack_b_transposed<K: Microkernel>(
         kernel.transpose((part.data(), part.stride()), (out, width), count, depth);
         return;
     }
-    let run = run.take(count * A_STRIDE);
-    for (run, col) in run.chunks_mut(A_STRIDE).zip(cols) {
-        widen_run(b, col, inner.start, &mut run[..depth]);
+    // A vector's worth of rows at a time: what was widened is then still in the L1 cache.
+    let run = run.take(K::LANES * A_STRIDE);
+    for first in (0..count).step_by(K::LANES) {
+        let height = K::LANES.min(count - first);
+        for (r, run) in run.chunks_mut(A_STRIDE).take(height).enumerate() {
+            widen_run(b, cols.start + first + r, inner.start, &mut run[..depth]);
+        }
+        kernel.transpose((run, A_STRIDE), (&mut out[first..], width), height, depth);
     }
-    kernel.transpose((run, A_STRIDE), (out, width), count, depth);
 }
 
 /// Columns `cols` and inner elements `inner` of a stored [inner, columns] matrix as slivers of `width`
@@ -123,12 +127,10 @@ pub(super) fn pack_b_plain(
 ) {
     debug_assert!(cols.len() <= NC && inner.len() <= KC);
     let (count, depth) = (cols.len(), inner.len());
-    let mut deal = |p: usize, row: &[f32]| {
-        for (s, piece) in row.chunks(width).enumerate() {
-            let to = &mut out[(s * depth + p) * width..][..width];
-            to[..piece.len()].copy_from_slice(piece);
-            to[piece.len()..].fill(0.0);
-        }
+    let mut deal = |p: usize, row: &[f32]| match width {
+        16 => deal::<16>(row, p, depth, out),
+        32 => deal::<32>(row, p, depth, out),
+        _ => unreachable!("no microkernel has slivers of {width} columns"),
     };
     if let Operand::F32(m) = b {
         inner.enumerate().for_each(|(p, row)| deal(p, &m.row(row)[cols.clone()]));
@@ -138,6 +140,21 @@ pub(super) fn pack_b_plain(
     for (p, row) in inner.enumerate() {
         widen_run(b, row, cols.start, run);
         deal(p, run);
+    }
+}
+
+/// Deals a row of B out to its slivers, as their row `p`; the last one is filled up with zeros.
+#[inline(always)]
+fn deal<const WIDTH: usize>(row: &[f32], p: usize, depth: usize, out: &mut [f32]) {
+    let out = out.as_chunks_mut::<WIDTH>().0;
+    let (whole, rest) = row.as_chunks::<WIDTH>();
+    for (s, piece) in whole.iter().enumerate() {
+        out[s * depth + p] = *piece;
+    }
+    if !rest.is_empty() {
+        let last = &mut out[whole.len() * depth + p];
+        *last = [0.0; WIDTH];
+        last[..rest.len()].copy_from_slice(rest);
     }
 }
 

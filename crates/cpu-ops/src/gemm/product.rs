@@ -14,7 +14,7 @@
 
 use std::ops::Range;
 
-use super::blocks::{A_STRIDE, KC, MC, NC, inner_blocks};
+use super::blocks::{A_STRIDE, KC, MC, NC, cuts, inner_blocks};
 use super::microkernel::{Microkernel, Tile, portable};
 use super::output::Block;
 use super::pack::{self, Aligned, Buffers};
@@ -36,7 +36,9 @@ pub(crate) struct Job<'a> {
     pub(crate) row_map: Option<&'a [usize]>,
     pub(crate) b: Operand<'a>,
     pub(crate) b_op: Op,
-    /// The inner dimension.
+    /// Where the inner dimension begins in A and B: elsewhere than at 0 where a deep one is cut.
+    pub(crate) first: usize,
+    /// Length of the inner dimension.
     pub(crate) depth: usize,
     pub(crate) beta: f32,
 }
@@ -72,16 +74,25 @@ impl Job<'_> {
             (Operand::F32(b), Op::None) if rows <= IN_PLACE_ROWS => Some(b),
             _ => None,
         };
-        for jc in (0..cols).step_by(NC) {
-            let jc = jc..cols.min(jc + NC);
-            for (pc, depth) in inner_blocks(self.depth) {
-                let inner = pc..pc + depth;
+        for jc in cuts(cols, K::NR, cols.div_ceil(NC)) {
+            let mut blocks = inner_blocks(self.depth).peekable();
+            while let Some((pc, depth)) = blocks.next() {
+                let inner = self.first + pc..self.first + pc + depth;
                 let beta = if pc == 0 { self.beta } else { 1.0 };
                 for ic in (0..rows).step_by(MC) {
                     let ic = ic..rows.min(ic + MC);
                     let a = a_buffer.take(ic.len() * A_STRIDE);
                     let a_rows = row + ic.start..row + ic.end;
                     pack::pack_a(kernel, (self.a, self.a_op, self.row_map), a_rows, inner.clone(), a);
+                    let tiles = ic.len().div_ceil(K::MR) * jc.len().div_ceil(K::NR);
+                    let mut ahead = match blocks.peek() {
+                        Some(&(pc, depth)) if ic.end == rows => {
+                            let inner = self.first + pc..self.first + pc + depth;
+                            let b_cols = if in_place.is_some() { 0..0 } else { col + jc.start..col + jc.end };
+                            Ahead::new(self, row..row + rows.min(MC), inner, b_cols, tiles)
+                        }
+                        _ => Ahead::default(),
+                    };
                     for jr in jc.clone().step_by(K::NR) {
                         let jr = jr..jc.end.min(jr + K::NR);
                         let sliver = Sliver {
@@ -89,16 +100,19 @@ impl Job<'_> {
                             inner: inner.clone(),
                             index: (jr.start - jc.start) / K::NR,
                             fresh: ic.start == 0,
+                            alone: in_place.is_some(),
                         };
                         let of_chunk = col + jc.start..col + jc.end;
                         let (b, b_stride) = match in_place {
                             Some(b) if jr.len() % K::LANES == 0 => {
-                                let part = b.rows_range(pc, depth).cols_range(sliver.cols.start, jr.len());
+                                let part =
+                                    b.rows_range(inner.start, depth).cols_range(sliver.cols.start, jr.len());
                                 (part.data(), part.stride())
                             }
                             _ => (self.sliver::<K>(kernel, &sliver, of_chunk, b_buffer, run), K::NR),
                         };
                         for ir in panels(ic.clone(), K::MR) {
+                            ahead.fetch(kernel);
                             kernel.tile(Tile {
                                 a: &a[(ir.start - ic.start) * A_STRIDE..],
                                 b,
@@ -133,18 +147,18 @@ impl Job<'_> {
         let at = sliver.index * length;
         if sliver.fresh {
             let (cols, inner) = (sliver.cols.clone(), sliver.inner.clone());
-            match (self.b_op, &self.b) {
-                (Op::Transpose, _) => {
+            match self.b_op {
+                Op::Transpose => {
                     let out = (&mut packed[at..][..length], K::NR);
                     pack::pack_b_transposed(kernel, source, cols, inner, run, out);
                 }
-                (Op::None, Operand::F32(_)) => {
+                Op::None if sliver.alone => {
                     pack::pack_b_plain(source, cols, inner, run, (&mut packed[at..][..length], K::NR));
                 }
-                (Op::None, _) if sliver.index == 0 => {
+                Op::None if sliver.index == 0 => {
                     pack::pack_b_plain(source, of_chunk, inner, run, (&mut *packed, K::NR));
                 }
-                (Op::None, _) => {}
+                Op::None => {}
             }
         }
         &packed[at..][..length]
@@ -153,11 +167,11 @@ impl Job<'_> {
     /// The same product through `matrixmultiply`: blocks of B are widened where they are not f32 already.
     fn portable(&self, (row, col): (usize, usize), mut c: Block<'_>, buffers: &mut Buffers) {
         let (rows, cols) = (c.rows(), c.cols());
-        for jc in (0..cols).step_by(NC) {
-            let jc = jc..cols.min(jc + NC);
+        for jc in cuts(cols, 8, cols.div_ceil(NC)) {
             let b_cols = col + jc.start..col + jc.end;
             for (pc, depth) in inner_blocks(self.depth) {
                 let beta = if pc == 0 { self.beta } else { 1.0 };
+                let pc = self.first + pc;
                 let stored = match self.b_op {
                     Op::None => (pc..pc + depth, b_cols.clone()),
                     Op::Transpose => (b_cols.clone(), pc..pc + depth),
@@ -217,6 +231,49 @@ struct Sliver {
     index: usize,
     /// Whether it must be packed.
     fresh: bool,
+    /// Whether it is the only packed one: the edge of a B that is read in place.
+    alone: bool,
+}
+
+/// Parts of A and B that the next block of the inner dimension needs, brought towards the caches a few rows at
+/// a time while the tiles of this block are computed.
+#[derive(Default)]
+struct Ahead<'a> {
+    parts: [Option<MatRef<'a>>; 2],
+    tiles: usize,
+    tile: usize,
+}
+
+impl<'a> Ahead<'a> {
+    fn new(
+        job: &Job<'a>,
+        a_rows: Range<usize>,
+        inner: Range<usize>,
+        b_cols: Range<usize>,
+        tiles: usize,
+    ) -> Self {
+        let a = (job.a_op == Op::None && job.row_map.is_none())
+            .then(|| job.a.rows_range(a_rows.start, a_rows.len()).cols_range(inner.start, inner.len()));
+        let b = match (job.b, job.b_op) {
+            (Operand::F32(b), Op::None) if !b_cols.is_empty() => {
+                Some(b.rows_range(inner.start, inner.len()).cols_range(b_cols.start, b_cols.len()))
+            }
+            _ => None,
+        };
+        Self { parts: [a, b], tiles, tile: 0 }
+    }
+
+    /// Called before each tile.
+    fn fetch<K: Microkernel>(&mut self, kernel: K) {
+        if self.tiles == 0 {
+            return;
+        }
+        for part in self.parts.iter().flatten() {
+            let until = |tile: usize| part.rows() * tile / self.tiles;
+            (until(self.tile)..until(self.tile + 1)).for_each(|row| kernel.prefetch(part.row(row)));
+        }
+        self.tile += 1;
+    }
 }
 
 /// Cuts `rows` into panels of at most `mr` rows whose heights differ by one at most.

@@ -267,7 +267,7 @@ fn size() -> impl Strategy<Value = usize> {
 }
 
 fn depth() -> impl Strategy<Value = usize> {
-    prop::sample::select(vec![0, 1, 2, 7, 8, 15, 16, 17, 33, 64, 383, 384, 385, 500, 769])
+    prop::sample::select(vec![0, 1, 2, 7, 8, 15, 16, 17, 33, 64, 383, 384, 385, 500, 769, 6144])
 }
 
 fn op() -> impl Strategy<Value = Op> {
@@ -337,7 +337,16 @@ fn same_bits(x: &[f32], y: &[f32]) -> bool {
 /// Large enough for several blocks in every loop and for more tasks than threads.
 #[test]
 fn many_blocks_on_any_number_of_threads() {
-    for (m, n, k) in [(300, 600, 400), (16, 700, 300), (700, 16, 300), (2, 1200, 500), (520, 40, 800)] {
+    for (m, n, k) in [
+        (300, 600, 400),
+        (16, 700, 300),
+        (700, 16, 300),
+        (2, 1200, 500),
+        (520, 40, 800),
+        // Deep enough to be cut along the inner dimension.
+        (7, 35, 6200),
+        (300, 5, 6200),
+    ] {
         for (a_op, b_op) in ops() {
             let case = Case { m, n, k, a_op, b_op, gap: 1, alpha: 1.0, beta: 1.0 };
             for simd in Simd::all() {

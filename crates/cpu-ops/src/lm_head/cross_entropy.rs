@@ -277,6 +277,7 @@ impl Part<'_> {
             a,
             a_op: Op::None,
             row_map: None,
+            first: 0,
             b: b.into(),
             b_op,
             depth: a.cols(),

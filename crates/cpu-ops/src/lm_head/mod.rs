@@ -59,6 +59,7 @@ pub fn backward(
         a: grad_logits,
         a_op: Op::None,
         row_map: None,
+        first: 0,
         b: embedding,
         b_op: Op::None,
         depth: grad_logits.cols(),

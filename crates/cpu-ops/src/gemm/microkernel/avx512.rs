@@ -14,6 +14,8 @@ use crate::gemm::blocks::A_STRIDE;
 use crate::gemm::output::combine;
 use crate::simd::Avx512;
 
+/// Rows of B that are asked for before their use.
+const AHEAD: usize = 8;
 const LANES: usize = 16;
 const MR: usize = 14;
 const NR: usize = 32;
@@ -55,6 +57,13 @@ impl Microkernel for Avx512 {
         unsafe { transpose(src.0.as_ptr(), src.1, dst.0.as_mut_ptr(), dst.1, rows, cols) }
     }
 
+    fn prefetch(self, values: &[f32]) {
+        for line in values.chunks(16) {
+            // SAFETY: `self` proves the instructions; a prefetch reads nothing.
+            unsafe { _mm_prefetch::<_MM_HINT_T1>(line.as_ptr().cast()) };
+        }
+    }
+
     fn dot(self, x: &[f32], y: &[f32]) -> f32 {
         assert_eq!(x.len(), y.len());
         // SAFETY: `self` proves the instructions; the lengths are equal.
@@ -92,11 +101,18 @@ unsafe fn tile_of<const ROWS: usize, const VECTORS: usize>(mut tile: Tile<'_>) {
     let mut sums = [[_mm512_setzero_ps(); VECTORS]; ROWS];
     let (mut a, mut b) = (tile.a.as_ptr(), tile.b.as_ptr());
     let b_stride = tile.b_stride;
+    for r in 0..ROWS {
+        // A hint, with no access: C is needed after `depth` iterations.
+        _mm_prefetch::<_MM_HINT_T0>(tile.c.origin().wrapping_add(r * tile.c.row_stride()).cast());
+        _mm_prefetch::<_MM_HINT_T0>(tile.c.origin().wrapping_add(r * tile.c.row_stride() + LANES).cast());
+    }
     for _ in 0..tile.depth {
         let mut row_of_b = [_mm512_setzero_ps(); VECTORS];
         for v in 0..VECTORS {
             // SAFETY: row p of b is readable for whole vectors up to its columns (`check_tile`).
             row_of_b[v] = unsafe { _mm512_loadu_ps(b.add(v * LANES)) };
+            // A hint, with no access, so it may point beyond the end.
+            _mm_prefetch::<_MM_HINT_T0>(b.wrapping_add(AHEAD * b_stride + v * LANES).cast());
         }
         for r in 0..ROWS {
             // SAFETY: element (r, p) of packed A, r < ROWS, p < depth (`check_tile`).

@@ -45,6 +45,9 @@ pub(super) trait Microkernel: Copy + Send + Sync + 'static {
     /// `dst[col * dst_stride + row] = src[row * src_stride + col]` for `rows` x `cols` elements.
     fn transpose(self, src: (&[f32], usize), dst: (&mut [f32], usize), rows: usize, cols: usize);
 
+    /// Asks for the cache lines of `values`, which will be read soon.
+    fn prefetch(self, values: &[f32]);
+
     /// The sum of products of two slices of one length; its order depends on the length alone.
     fn dot(self, x: &[f32], y: &[f32]) -> f32;
 }
