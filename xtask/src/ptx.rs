@@ -402,8 +402,8 @@ fn ptxas_version(ptxas: &Path) -> Result<String> {
     Ok(version.to_string())
 }
 
-/// `ptxas` from the cache, from `NIBBLE_PTXAS`, from the wheel where pip is there, or from PATH; in this order,
-/// so that the committed table's version wins.
+/// `ptxas` from `NIBBLE_PTXAS`, from the cache, from the wheel where pip is there, or from PATH; in this order, so that
+/// the committed table's version comes before whatever a machine has.
 fn find_ptxas() -> Result<Option<PathBuf>> {
     if let Some(path) = std::env::var_os("NIBBLE_PTXAS") {
         return Ok(Some(path.into()));

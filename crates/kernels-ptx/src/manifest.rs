@@ -140,7 +140,7 @@ pub static ADAMW_8BIT: Kernel = Kernel {
     dimensions: &["chunks"],
     geometry: Geometry { block: [256, 1, 1], grid: [Axis::Tiles { dimension: 0, per_block: 1 }, Axis::One, Axis::One] },
     shared_bytes: 2112,
-    oracle: "cpu_ops::reference, the rule of bitsandbytes with the nearest code",
+    oracle: "the rule of bitsandbytes with the nearest code, in tests/fixtures/adamw8.safetensors",
 };
 
 /// what every element of an AdamW step shares, from the rate and step in device memory.
@@ -448,7 +448,7 @@ pub static DROPOUT: Kernel = Kernel {
     dimensions: &["elements"],
     geometry: Geometry { block: [256, 1, 1], grid: [Axis::Tiles { dimension: 0, per_block: 256 }, Axis::One, Axis::One] },
     shared_bytes: 0,
-    oracle: "splitmix64 element by element, exact",
+    oracle: "trainer::random::at, element by element, exact",
 };
 
 /// rows of a bf16 embedding for token ids, as f32.
@@ -545,7 +545,7 @@ pub static GEMM_BF16: Kernel = Kernel {
     dimensions: &["m", "n", "batch"],
     geometry: Geometry { block: [256, 1, 1], grid: [Axis::Tiles { dimension: 1, per_block: 128 }, Axis::Tiles { dimension: 0, per_block: 128 }, Axis::Tiles { dimension: 2, per_block: 1 }] },
     shared_bytes: 40960,
-    oracle: "cpu_ops::reference, a product in f64 (by bound: the order within an instruction is not specified)",
+    oracle: "cpu_ops::reference::gemm::gemm, by bound: the order within an instruction is not specified",
 };
 
 /// C = alpha op(A) op(B) + beta C on tensor cores, f16 in, f32 out, for a batch of matrices.
@@ -579,7 +579,7 @@ pub static GEMM_F16: Kernel = Kernel {
     dimensions: &["m", "n", "batch"],
     geometry: Geometry { block: [256, 1, 1], grid: [Axis::Tiles { dimension: 1, per_block: 128 }, Axis::Tiles { dimension: 0, per_block: 128 }, Axis::Tiles { dimension: 2, per_block: 1 }] },
     shared_bytes: 40960,
-    oracle: "cpu_ops::reference, a product in f64 (by bound: the order within an instruction is not specified)",
+    oracle: "cpu_ops::reference::gemm::gemm, by bound: the order within an instruction is not specified",
 };
 
 /// C = alpha op(A) op(B) + beta C on tensor cores, f16 in, f32 out, for a batch of matrices.
@@ -613,7 +613,7 @@ pub static GEMM_F16_K8: Kernel = Kernel {
     dimensions: &["m", "n", "batch"],
     geometry: Geometry { block: [256, 1, 1], grid: [Axis::Tiles { dimension: 1, per_block: 128 }, Axis::Tiles { dimension: 0, per_block: 128 }, Axis::Tiles { dimension: 2, per_block: 1 }] },
     shared_bytes: 40960,
-    oracle: "cpu_ops::reference, a product in f64 (by bound: the order within an instruction is not specified)",
+    oracle: "cpu_ops::reference::gemm::gemm, by bound: the order within an instruction is not specified",
 };
 
 /// C = alpha op(A) op(B) + beta C in f32, for a batch of matrices.
@@ -645,7 +645,7 @@ pub static GEMM_F32: Kernel = Kernel {
     dimensions: &["m", "n", "batch"],
     geometry: Geometry { block: [256, 1, 1], grid: [Axis::Tiles { dimension: 1, per_block: 64 }, Axis::Tiles { dimension: 0, per_block: 64 }, Axis::Tiles { dimension: 2, per_block: 1 }] },
     shared_bytes: 8704,
-    oracle: "cpu_ops::gemm, the chain over k being exact",
+    oracle: "cpu_ops::gemm::gemm, here the chain over k, exact",
 };
 
 /// the norm over all tensors, the factor that clips it, and the first tensor that is not finite.
@@ -846,7 +846,7 @@ pub static NF4_DEQUANTIZE_BF16: Kernel = Kernel {
     dimensions: &["elements"],
     geometry: Geometry { block: [256, 1, 1], grid: [Axis::Tiles { dimension: 0, per_block: 2048 }, Axis::One, Axis::One] },
     shared_bytes: 64,
-    oracle: "cpu_ops::Nf4::dequantize_bf16",
+    oracle: "cpu_ops::nf4::Nf4::dequantize_bf16",
 };
 
 /// expands NF4 to bf16, double-quantised scales.
@@ -870,7 +870,7 @@ pub static NF4_DEQUANTIZE_BF16_DOUBLE: Kernel = Kernel {
     dimensions: &["elements"],
     geometry: Geometry { block: [256, 1, 1], grid: [Axis::Tiles { dimension: 0, per_block: 2048 }, Axis::One, Axis::One] },
     shared_bytes: 64,
-    oracle: "cpu_ops::Nf4::dequantize_bf16",
+    oracle: "cpu_ops::nf4::Nf4::dequantize_bf16",
 };
 
 /// expands NF4 to f16, plain scales.
@@ -892,7 +892,7 @@ pub static NF4_DEQUANTIZE_F16: Kernel = Kernel {
     dimensions: &["elements"],
     geometry: Geometry { block: [256, 1, 1], grid: [Axis::Tiles { dimension: 0, per_block: 2048 }, Axis::One, Axis::One] },
     shared_bytes: 64,
-    oracle: "cpu_ops::Nf4::dequantize_f16",
+    oracle: "cpu_ops::nf4::Nf4::dequantize_f16",
 };
 
 /// expands NF4 to f16, double-quantised scales.
@@ -916,7 +916,7 @@ pub static NF4_DEQUANTIZE_F16_DOUBLE: Kernel = Kernel {
     dimensions: &["elements"],
     geometry: Geometry { block: [256, 1, 1], grid: [Axis::Tiles { dimension: 0, per_block: 2048 }, Axis::One, Axis::One] },
     shared_bytes: 64,
-    oracle: "cpu_ops::Nf4::dequantize_f16",
+    oracle: "cpu_ops::nf4::Nf4::dequantize_f16",
 };
 
 /// expands NF4 to f32, plain scales.
@@ -938,7 +938,7 @@ pub static NF4_DEQUANTIZE_F32: Kernel = Kernel {
     dimensions: &["elements"],
     geometry: Geometry { block: [256, 1, 1], grid: [Axis::Tiles { dimension: 0, per_block: 2048 }, Axis::One, Axis::One] },
     shared_bytes: 64,
-    oracle: "cpu_ops::Nf4::dequantize",
+    oracle: "cpu_ops::nf4::Nf4::dequantize",
 };
 
 /// expands NF4 to f32, double-quantised scales.
@@ -962,7 +962,7 @@ pub static NF4_DEQUANTIZE_F32_DOUBLE: Kernel = Kernel {
     dimensions: &["elements"],
     geometry: Geometry { block: [256, 1, 1], grid: [Axis::Tiles { dimension: 0, per_block: 2048 }, Axis::One, Axis::One] },
     shared_bytes: 64,
-    oracle: "cpu_ops::Nf4::dequantize",
+    oracle: "cpu_ops::nf4::Nf4::dequantize",
 };
 
 /// finds the first element that is NaN or infinite.
@@ -1165,7 +1165,7 @@ pub static SOFTMAX_BACKWARD: Kernel = Kernel {
     dimensions: &["rows"],
     geometry: Geometry { block: [256, 1, 1], grid: [Axis::Tiles { dimension: 0, per_block: 1 }, Axis::One, Axis::One] },
     shared_bytes: 32,
-    oracle: "cpu_ops::reference::attention_backward, its scores",
+    oracle: "cpu_ops::reference::attention::backward, its scores",
 };
 
 /// causal softmax of scaled scores within each sample.
@@ -1191,7 +1191,7 @@ pub static SOFTMAX_FORWARD: Kernel = Kernel {
     dimensions: &["rows"],
     geometry: Geometry { block: [256, 1, 1], grid: [Axis::Tiles { dimension: 0, per_block: 1 }, Axis::One, Axis::One] },
     shared_bytes: 64,
-    oracle: "cpu_ops::reference::attention, its probabilities",
+    oracle: "cpu_ops::reference::attention::forward, its probabilities",
 };
 
 /// total = total + the sum of values, in f64.

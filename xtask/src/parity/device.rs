@@ -26,13 +26,13 @@ pub trait Device {
     fn run(&mut self, buffers: &mut [Data], steps: &[Step]) -> Result<()>;
 }
 
-/// The device of a backend.
+/// The device of a backend. With a seed, the emulator shuffles blocks and warps.
 ///
 /// # Errors
 /// There is no such device here.
-pub fn open(backend: Backend) -> Result<Box<dyn Device>> {
+pub fn open(backend: Backend, seed: Option<u64>) -> Result<Box<dyn Device>> {
     match backend {
-        Backend::Emulator => Ok(Box::new(Emulated { modules: HashMap::new(), launches: 0 })),
+        Backend::Emulator => Ok(Box::new(Emulated { modules: HashMap::new(), launches: 0, seed })),
     }
 }
 
@@ -43,11 +43,14 @@ struct Emulated {
     /// Modules that were parsed, by kernel.
     modules: HashMap<&'static str, Module>,
     launches: u32,
+    /// The order of blocks and warps; none: ascending.
+    seed: Option<u64>,
 }
 
 impl Device for Emulated {
     fn name(&self) -> String {
-        "emulator, memcheck and racecheck on".to_string()
+        let order = self.seed.map_or("in order".to_string(), |seed| format!("shuffled by seed {seed}"));
+        format!("emulator, memcheck and racecheck on, blocks and warps {order}")
     }
 
     fn capability(&self) -> u32 {
@@ -96,7 +99,7 @@ impl Device for Emulated {
                 dynamic_shared: launch.shared_bytes as usize,
                 id: self.launches,
             };
-            let options = Options { race: true, ..Options::default() };
+            let options = Options { race: true, seed: self.seed, ..Options::default() };
             exec::run(&launch, &mut memory, options, &mut Counts::default())
                 .map_err(|fault| anyhow!("{} ({})", fault.message, fault.code))?;
         }

@@ -3,6 +3,8 @@
 //! case, and where nothing ran.
 
 mod block;
+#[cfg(test)]
+mod broken;
 mod case;
 mod casts;
 mod compare;
@@ -34,6 +36,9 @@ pub struct Arguments {
     /// Only cases whose kernel or label contains this
     #[arg(long)]
     pub case: Option<String>,
+    /// Shuffles the emulator's blocks and warps
+    #[arg(long)]
+    pub seed: Option<u64>,
     /// All 2^32 inputs of the casts from f32, instead of the cases
     #[arg(long)]
     pub exhaustive: bool,
@@ -51,7 +56,7 @@ pub enum Backend {
 /// # Errors
 /// A result out of bounds, a kernel without a case, no case at all, or a device that cannot be opened.
 pub fn run(arguments: &Arguments) -> Result<()> {
-    let mut device = device::open(arguments.backend)?;
+    let mut device = device::open(arguments.backend, arguments.seed)?;
     if arguments.exhaustive {
         return exhaustive::run(&mut *device);
     }
