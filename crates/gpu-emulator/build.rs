@@ -5,5 +5,7 @@ fn main() {
     println!("cargo:rerun-if-changed=build.rs");
     if std::env::var("CARGO_CFG_TARGET_OS").as_deref() == Ok("linux") {
         println!("cargo:rustc-cdylib-link-arg=-Wl,-soname,libcuda.so");
+        // References to its own functions are settled inside, so that a copy that lacks one still loads.
+        println!("cargo:rustc-cdylib-link-arg=-Wl,-Bsymbolic");
     }
 }

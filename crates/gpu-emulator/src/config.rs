@@ -269,6 +269,18 @@ mod tests {
     }
 
     #[test]
+    fn the_readme_shows_every_setting() {
+        let readme = include_str!("../README.md");
+        for (name, default, _) in SETTINGS {
+            let row = readme
+                .lines()
+                .find(|l| l.starts_with(&format!("| `{name}`")))
+                .unwrap_or_else(|| panic!("{name}"));
+            assert!(row.contains(default), "{name}: the README has another default");
+        }
+    }
+
+    #[test]
     fn what_means_nothing_is_refused_by_name() {
         let mut config = Config::default();
         for (name, value) in [

@@ -10,7 +10,7 @@ use super::registers::{LANES, Registers};
 use super::warp::Warp;
 use super::{Fault, ILLEGAL_ADDRESS, LAUNCH_FAILED, MISALIGNED_ADDRESS};
 use crate::memory::race::{Epoch, RaceCells, Touch};
-use crate::memory::{BadAccess, LOCAL_WINDOW, PAGE, SHARED_WINDOW, WINDOW};
+use crate::memory::{BadAccess, LOCAL_WINDOW, PAGE, PageData, SHARED_WINDOW, WINDOW};
 use crate::ptx::ast::Space;
 use crate::ptx::code::{Access, Atomic, Base, Inst, Op};
 
@@ -189,44 +189,41 @@ impl Warp {
         let n = access.bytes();
         let first = mask.trailing_zeros() as usize;
         let check = c.options.uninitialised;
-        let race = c.options.race;
-        let (launch, block) = (c.launch.id, c.block_number);
         let Some(page) = c.memory.touch(at[first]) else {
             for l in lanes_of(mask) {
                 self.read_lane(c, Space::Global, l, at[l], &mut data[l][..n], touch_of(access, false))?;
             }
             return Ok(());
         };
-        if race {
-            page.race.get_or_insert_with(|| Box::new(RaceCells::new(page.bytes.len())));
-        }
-        for l in lanes_of(mask) {
-            let offset = (at[l] % PAGE) as usize;
-            let Some(bytes) = page.bytes.get(offset..offset + n) else {
+        // A fixed width makes each lane one load.
+        let done = match n {
+            1 => load_rows::<1>(page, at, mask, data, check),
+            2 => load_rows::<2>(page, at, mask, data, check),
+            4 => load_rows::<4>(page, at, mask, data, check),
+            8 => load_rows::<8>(page, at, mask, data, check),
+            _ => load_rows::<16>(page, at, mask, data, check),
+        };
+        match done {
+            Ok(()) => {}
+            Err((l, Trouble::Outside)) => {
                 return Err((
                     l,
                     ILLEGAL_ADDRESS,
                     format!("load of {n} bytes: {}", text(c.memory.bad(at[l], n as u64))),
                 ));
-            };
-            data[l][..n].copy_from_slice(bytes);
-            if check && page.first_unwritten(offset, n).is_some() {
+            }
+            Err((l, Trouble::Unwritten)) => {
+                let what = c.memory.describe(at[l]);
                 return Err((
                     l,
                     LAUNCH_FAILED,
-                    format!("load of {n} bytes that nothing has written: {}", c.memory.describe(at[l])),
+                    format!("load of {n} bytes that nothing has written: {what}"),
                 ));
             }
-            if race
-                && let Some(cells) = page.race.as_mut()
-                && let Some(conflict) =
-                    cells.touch((offset, n), touch_of(access, false), false, launch, block)
-            {
-                return Err((
-                    l,
-                    LAUNCH_FAILED,
-                    race_text("load", n, &c.memory.describe(at[l]), &conflict.earlier),
-                ));
+        }
+        if c.options.race {
+            for l in lanes_of(mask) {
+                self.global_race(c, l, at[l], n, touch_of(access, false), false)?;
             }
         }
         Ok(())
@@ -243,36 +240,26 @@ impl Warp {
     ) -> Result<bool, LaneFault> {
         let n = access.bytes();
         let first = mask.trailing_zeros() as usize;
-        let race = c.options.race;
-        let (launch, block) = (c.launch.id, c.block_number);
+        if c.options.race {
+            // Whether a store changes what is there decides if two of them race: one lane at a time.
+            return Ok(false);
+        }
         let Some(page) = c.memory.touch(at[first]) else { return Ok(false) };
-        if race {
-            page.race.get_or_insert_with(|| Box::new(RaceCells::new(page.bytes.len())));
+        let done = match n {
+            1 => store_rows::<1>(page, at, mask, data),
+            2 => store_rows::<2>(page, at, mask, data),
+            4 => store_rows::<4>(page, at, mask, data),
+            8 => store_rows::<8>(page, at, mask, data),
+            _ => store_rows::<16>(page, at, mask, data),
+        };
+        match done {
+            Ok(()) => Ok(true),
+            Err(l) => Err((
+                l,
+                ILLEGAL_ADDRESS,
+                format!("store of {n} bytes: {}", text(c.memory.bad(at[l], n as u64))),
+            )),
         }
-        for l in lanes_of(mask) {
-            let offset = (at[l] % PAGE) as usize;
-            let Some(bytes) = page.bytes.get_mut(offset..offset + n) else {
-                return Err((
-                    l,
-                    ILLEGAL_ADDRESS,
-                    format!("store of {n} bytes: {}", text(c.memory.bad(at[l], n as u64))),
-                ));
-            };
-            let same = race && bytes == &data[l][..n];
-            bytes.copy_from_slice(&data[l][..n]);
-            page.mark_written(offset, n);
-            if race
-                && let Some(cells) = page.race.as_mut()
-                && let Some(conflict) = cells.touch((offset, n), touch_of(access, true), same, launch, block)
-            {
-                return Err((
-                    l,
-                    LAUNCH_FAILED,
-                    race_text("store", n, &c.memory.describe(at[l]), &conflict.earlier),
-                ));
-            }
-        }
-        Ok(true)
     }
 
     /// Registers of a load get their values.
@@ -689,6 +676,50 @@ impl Warp {
         }
         Ok(())
     }
+}
+
+enum Trouble {
+    Outside,
+    Unwritten,
+}
+
+fn load_rows<const N: usize>(
+    page: &PageData,
+    at: &[u64; LANES],
+    mask: u32,
+    data: &mut [[u8; MOST]; LANES],
+    check: bool,
+) -> Result<(), (usize, Trouble)> {
+    for l in 0..LANES {
+        if mask >> l & 1 == 0 {
+            continue;
+        }
+        let offset = (at[l] % PAGE) as usize;
+        let Some(bytes) = page.bytes.get(offset..offset + N) else { return Err((l, Trouble::Outside)) };
+        data[l][..N].copy_from_slice(bytes);
+        if check && !page.all_written::<N>(offset) {
+            return Err((l, Trouble::Unwritten));
+        }
+    }
+    Ok(())
+}
+
+fn store_rows<const N: usize>(
+    page: &mut PageData,
+    at: &[u64; LANES],
+    mask: u32,
+    data: &[[u8; MOST]; LANES],
+) -> Result<(), usize> {
+    for l in 0..LANES {
+        if mask >> l & 1 == 0 {
+            continue;
+        }
+        let offset = (at[l] % PAGE) as usize;
+        let Some(bytes) = page.bytes.get_mut(offset..offset + N) else { return Err(l) };
+        bytes.copy_from_slice(&data[l][..N]);
+        page.mark_aligned::<N>(offset);
+    }
+    Ok(())
 }
 
 fn noun(inst: &Inst) -> &'static str {

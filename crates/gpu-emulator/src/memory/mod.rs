@@ -424,6 +424,29 @@ impl DeviceMemory {
 }
 
 impl PageData {
+    /// Whether `N` bytes (a power of two up to 16) at `offset`, a multiple of `N`, are all written.
+    #[inline(always)]
+    pub fn all_written<const N: usize>(&self, offset: usize) -> bool {
+        if N == 16 {
+            return self.written.get(offset / 8..offset / 8 + 2).is_none_or(|pair| pair == [0xff, 0xff]);
+        }
+        // At most 8 bytes, aligned: their bits lie in one byte.
+        let wanted = (((1u32 << N) - 1) as u8) << (offset % 8);
+        self.written.get(offset / 8).is_none_or(|bits| bits & wanted == wanted)
+    }
+
+    /// Notes that `N` bytes at `offset`, a multiple of `N`, are written.
+    #[inline(always)]
+    pub fn mark_aligned<const N: usize>(&mut self, offset: usize) {
+        if N == 16 {
+            if let Some(pair) = self.written.get_mut(offset / 8..offset / 8 + 2) {
+                pair.copy_from_slice(&[0xff, 0xff]);
+            }
+        } else if let Some(bits) = self.written.get_mut(offset / 8) {
+            *bits |= (((1u32 << N) - 1) as u8) << (offset % 8);
+        }
+    }
+
     /// Notes that `n` bytes from `offset` were written.
     #[inline]
     pub fn mark_written(&mut self, offset: usize, n: usize) {

@@ -99,13 +99,14 @@ impl RaceCells {
             match touch {
                 Touch::Read | Touch::ReadOnly => {
                     if cell.read_launch == launch {
+                        // The first reader is kept: it is the one to name when a later one writes.
                         cell.many_readers |= cell.read_block != block;
                         cell.read_mask |= mask;
                     } else {
                         cell.many_readers = false;
                         cell.read_mask = mask;
+                        (cell.read_launch, cell.read_block) = (launch, block);
                     }
-                    (cell.read_launch, cell.read_block) = (launch, block);
                 }
                 Touch::Write | Touch::Strong => {
                     cell.write_mask = if cell.write_launch == launch && cell.write_block == block {
@@ -196,8 +197,13 @@ impl SharedRace {
             match touch {
                 Touch::Read | Touch::ReadOnly => {
                     let same = cell.read_epoch == now.block && cell.read_warp_epoch == now.warp;
-                    cell.many_readers = same && (cell.many_readers || cell.reader != now.thread);
-                    (cell.read_epoch, cell.read_warp_epoch, cell.reader) = (now.block, now.warp, now.thread);
+                    if same {
+                        cell.many_readers |= cell.reader != now.thread;
+                    } else {
+                        cell.many_readers = false;
+                        (cell.read_epoch, cell.read_warp_epoch, cell.reader) =
+                            (now.block, now.warp, now.thread);
+                    }
                 }
                 Touch::Write | Touch::Strong => {
                     cell.strong = touch == Touch::Strong;

@@ -1,0 +1,234 @@
+//! The checkers find what they are for, and say where: kernel, line, lane, address.
+
+mod common;
+
+use common::{Case, PROLOGUE};
+
+fn fault(case: Case<'_>, text: &str) -> (i32, String) {
+    let text = format!("{PROLOGUE}{text}");
+    match (Case { body: &text, ..case }).run() {
+        Ok(out) => panic!("nothing was found; the output is {out:?}"),
+        Err(fault) => (fault.code, fault.message),
+    }
+}
+
+#[track_caller]
+fn finds(case: Case<'_>, text: &str, code: i32, parts: &[&str]) {
+    let (found, message) = fault(case, text);
+    for part in parts {
+        assert!(message.contains(part), "`{part}` is not in `{message}`");
+    }
+    assert_eq!(found, code, "{message}");
+}
+
+#[test]
+fn an_off_by_one_bound_is_named_to_the_lane() {
+    finds(
+        Case { output: 31, ..Case::default() },
+        "st.global.u32 [%mine], %tid; ret;",
+        700,
+        &[
+            "kernel `k`, ptx line 4, block (0,0,0), thread (31,0,0), lane 31",
+            "store of 4 bytes",
+            "is 0 bytes past the end of the 124-byte output",
+        ],
+    );
+    finds(
+        Case::default(),
+        "ld.global.u32 %r0, [%in+4]; ret;",
+        700,
+        &["load of 4 bytes", "0 bytes past the end of the 4-byte input"],
+    );
+    finds(
+        Case::default(),
+        ".shared .b32 s[4]; st.shared.u32 [s+16], 1; ret;",
+        700,
+        &["shared byte 16; the block has 16 bytes"],
+    );
+    finds(
+        Case::default(),
+        ".local .b32 s[4]; ld.local.u32 %r0, [s+16]; ret;",
+        700,
+        &["local byte 16; a thread has 16 bytes"],
+    );
+    finds(Case::default(), "ld.global.u32 %r0, [0]; ret;", 700, &["0x0 is a null pointer"]);
+}
+
+#[test]
+fn a_misaligned_access_is_716() {
+    finds(
+        Case { input: vec![0; 8], ..Case::default() },
+        "ld.global.v4.u32 {%r1, %r2, %r3, %r4}, [%in+4]; ret;",
+        716,
+        &["lane 0", "not a multiple of 16"],
+    );
+}
+
+#[test]
+fn unwritten_memory_is_found_in_every_space() {
+    finds(
+        Case::default(),
+        "ld.global.u32 %r0, [%mine]; ret;",
+        719,
+        &["load of 4 bytes that nothing has written", "byte 0 of the 128-byte output"],
+    );
+    finds(
+        Case::default(),
+        ".shared .b32 tile[4]; ld.shared.u32 %r0, [tile+4]; ret;",
+        719,
+        &["shared byte 4 (4 bytes into `tile`), which nothing has written"],
+    );
+    finds(
+        Case::default(),
+        ".local .b32 s[4]; ld.local.u32 %r0, [s]; ret;",
+        719,
+        &["local byte 0, which nothing has written"],
+    );
+}
+
+const EXCHANGE: &str = ".shared .b32 s[128]; mov.u64 %rd0, s; add.u64 %rd1, %rd0, %off; st.shared.u32 [%rd1], %tid; BARRIER
+    xor.b32 %r1, %tid, FLIP; mul.wide.u32 %rd2, %r1, 4; add.u64 %rd2, %rd0, %rd2; ld.shared.u32 %r0, [%rd2]; st.global.u32 [%mine], %r0; ret;";
+
+#[test]
+fn a_missing_barrier_is_a_race() {
+    let case = || Case { threads: 128, output: 128, ..Case::default() };
+    let with = |barrier: &str, flip: &str| EXCHANGE.replace("BARRIER", barrier).replace("FLIP", flip);
+    // Among warps a barrier of the block is needed: the first warp reads what the second will write.
+    let (code, message) = fault(case(), &with("", "32"));
+    assert_eq!(code, 719, "{message}");
+    assert!(message.contains("which nothing has written") || message.contains("race"), "{message}");
+    let warm = format!(
+        ".shared .b32 w; {}",
+        with("bar.sync 0; ", "32")
+            .replace("ld.shared.u32 %r0, [%rd2];", "ld.shared.u32 %r0, [%rd2]; st.shared.u32 [%rd1], 7;")
+    );
+    finds(case(), &warm, 719, &["race: ", "no barrier came between"]);
+    // Within a warp a barrier of the warp.
+    finds(
+        case(),
+        &with("", "1"),
+        719,
+        &["race: load of 4 bytes at shared byte", "thread 1 wrote it and no barrier came between"],
+    );
+    for good in [with("bar.sync 0;", "32"), with("bar.warp.sync -1;", "1")] {
+        let text = format!("{PROLOGUE}{good}");
+        Case { body: &text, ..case() }.run().unwrap();
+    }
+}
+
+#[test]
+fn blocks_of_one_launch_must_not_meet() {
+    let case = || Case { blocks: 2, input: vec![0; 32], ..Case::default() };
+    finds(
+        case(),
+        "mov.u32 %r0, %ctaid.x; st.global.u32 [%mine], %r0; ret;",
+        719,
+        &["race: store", "block 0 of the same launch wrote it too"],
+    );
+    finds(
+        case(),
+        "ld.global.u32 %r0, [%from]; mov.u32 %r1, %ctaid.x; setp.eq.u32 %p0, %r1, 1; add.u32 %r0, %r0, 1; @%p0 st.global.u32 [%from], %r0; ret;",
+        719,
+        &["block 0 of the same launch read it"],
+    );
+    finds(
+        Case { blocks: 1, ..case() },
+        "st.global.u32 [%mine], 1; ld.global.nc.u32 %r0, [%mine]; ret;",
+        719,
+        &["race: load", "wrote it in this launch"],
+    );
+    // The same value from both, and atomics, are no races.
+    for good in ["st.global.u32 [%out], 1; ret;", "red.global.add.u32 [%from], 1; ret;"] {
+        let text = format!("{PROLOGUE}{good}");
+        Case { body: &text, ..case() }.run().unwrap();
+    }
+}
+
+#[test]
+fn divergence_at_a_barrier_is_reported() {
+    finds(
+        Case::default(),
+        "setp.lt.u32 %p0, %tid, 16; @%p0 bra A; bar.sync 0; A: ret;",
+        719,
+        &["divergent bar.sync", "reached by lanes 0xffff0000 of 0xffffffff; lane 0 is elsewhere"],
+    );
+    finds(
+        Case::default(),
+        "setp.lt.u32 %p0, %tid, 16; @%p0 ret; bar.sync 0; ret;",
+        719,
+        &["divergent bar.sync", "lane 0 has ended"],
+    );
+    finds(
+        Case { threads: 64, ..Case::default() },
+        "setp.lt.u32 %p0, %tid, 32; @%p0 bra A; bar.sync 0; A: ret;",
+        719,
+        &["the block hangs at a barrier: 1 of its 2 warps wait, 1 have ended"],
+    );
+    finds(
+        Case::default(),
+        "setp.lt.u32 %p0, %tid, 16; @%p0 bra A; shfl.sync.bfly.b32 %r0, %tid, 1, 31, -1; A: ret;",
+        719,
+        &["diverged: the member mask 0xffffffff names lane 0, which is elsewhere"],
+    );
+    finds(
+        Case { threads: 16, ..Case::default() },
+        "shfl.sync.bfly.b32 %r0, %tid, 16, 31, -1; ret;",
+        719,
+        &["shfl reads lane 16, which does not take part"],
+    );
+}
+
+#[test]
+fn a_copy_that_nobody_waited_for_cannot_be_read() {
+    let text = ".shared .align 16 .b32 s[4]; mov.u64 %rd0, s; cp.async.ca.shared.global [%rd0], [%in], 4; ld.shared.u32 %r0, [s]; ret;";
+    finds(Case { threads: 1, ..Case::default() }, text, 719, &["which a cp.async still fills"]);
+}
+
+#[test]
+fn traps_and_endless_loops_end() {
+    finds(Case::default(), "trap;", 719, &["line 4", "trap"]);
+    finds(
+        Case::default(),
+        "L: bra L;",
+        702,
+        &["the watchdog stopped the launch after 1000000 warp instructions"],
+    );
+}
+
+#[test]
+fn what_is_not_implemented_is_refused_by_name() {
+    let refused = |body: &str| {
+        let source = Case { body, ..Case::default() }.source();
+        let module = gpu_emulator::ptx::parser::parse(&source);
+        module
+            .and_then(|m| {
+                gpu_emulator::ptx::decode::decode(&m, &m.entries[0], &Default::default()).map(|_| ())
+            })
+            .unwrap_err()
+            .to_string()
+    };
+    for (body, message) in [
+        (".reg .b32 %r<4>; vadd.u32.u32.u32 %r0, %r1, %r2;", "does not implement `vadd.u32.u32.u32`"),
+        (".reg .b32 %r<4>; add.u32 %r0, %r1, %clock;", "the special register `%clock`"),
+        (
+            ".reg .b32 %r<4>; .reg .f32 %f<2>; add.u32 %r0, %r1, %f0;",
+            "`%f0` is .f32, which does not fit an operand of type .u32",
+        ),
+        (
+            ".reg .b32 %r<4>; .reg .b64 %d<2>; add.u64 %d0, %d1, %r0;",
+            "`%r0` is .b32, which does not fit an operand of type .u64",
+        ),
+        (".reg .b32 %r<4>; add.u32 %r0, %r1, %r9;", "line 2: `%r9` is not declared"),
+        (".reg .b32 %r<4>; mov.u32 %r0, 1; bra NOWHERE;", "the label `NOWHERE` is not defined"),
+        (".reg .f32 %f<4>; fma.f32 %f0, %f1, %f2, %f3;", "needs a rounding modifier"),
+        (".reg .f32 %f<4>; add.rn.wild.f32 %f0, %f1, %f2;", "`.wild` in `add.rn.wild.f32`"),
+    ] {
+        let text = refused(body);
+        assert!(text.contains(message), "`{message}` is not in `{text}`");
+    }
+    let old = ".version 6.3\n.target sm_75\n.address_size 64\n.entry k() { .reg .b32 %r<2>; redux.sync.add.u32 %r0, %r1, -1; }";
+    let module = gpu_emulator::ptx::parser::parse(old).unwrap();
+    let error =
+        gpu_emulator::ptx::decode::decode(&module, &module.entries[0], &Default::default()).unwrap_err();
+    assert!(error.to_string().contains("requires .target sm_80 or higher"), "{error}");
+}
