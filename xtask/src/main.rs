@@ -8,6 +8,7 @@ mod command;
 mod conformance;
 mod emulate;
 mod parity;
+mod fetch;
 mod ptx;
 mod tidy;
 
@@ -34,6 +35,8 @@ enum Task {
     Bench(bench::Arguments),
     /// Compares every kernel with its CPU oracle, on the emulator or a GPU
     Parity(parity::Arguments),
+    /// Downloads the model that tests and benchmarks use
+    Fetch(fetch::Arguments),
     /// Checks the PTX kernels, assembles them, and writes their manifest and table
     Ptx(ptx::Arguments),
 }
@@ -46,6 +49,7 @@ fn main() -> anyhow::Result<()> {
         Task::Emulate(arguments) => emulate::run(&arguments),
         Task::Bench(arguments) => bench::run(&arguments),
         Task::Parity(arguments) => parity::run(&arguments),
+        Task::Fetch(arguments) => fetch::run(&arguments),
         Task::Ptx(arguments) => ptx::run(&arguments),
     }
 }

@@ -15,6 +15,7 @@ pub mod embedding;
 mod error;
 mod exp;
 pub mod gemm;
+pub mod gguf;
 pub mod lm_head;
 mod matrix;
 pub mod nf4;

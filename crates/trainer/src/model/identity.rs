@@ -20,6 +20,10 @@ pub(crate) fn sample(hash: &mut Sha256, bytes: &[u8]) {
 
 /// The digest as `sha256:` and hexadecimal digits.
 pub(crate) fn text(hash: Sha256) -> String {
-    let digits: String = hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect();
-    format!("sha256:{digits}")
+    format!("sha256:{}", hexadecimal(hash))
+}
+
+/// The digest in hexadecimal digits.
+pub(crate) fn hexadecimal(hash: Sha256) -> String {
+    hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
 }

@@ -4,7 +4,9 @@
 mod config;
 mod directory;
 mod error;
+mod export;
 mod fields;
+mod gguf;
 mod identity;
 mod map;
 pub mod names;
@@ -18,7 +20,9 @@ pub(crate) mod testing;
 mod values;
 
 pub use error::ModelError;
+pub use export::{Exported, export_hf};
 pub(crate) use fields::read_json;
+pub(crate) use gguf::Metadata;
 pub use open::{Opened, Weights, open, open_weights};
 pub use shape::{Family, ModelShape, Projection, Rope};
 pub use source::{Table, TensorSource};

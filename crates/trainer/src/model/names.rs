@@ -161,3 +161,45 @@ pub(crate) fn ignorable(name: &str) -> bool {
     name.starts_with("model.") && name.ends_with(".rotary_emb.inv_freq")
         || name == "model.rotary_emb.inv_freq"
 }
+
+/// The Hugging Face name of a tensor in a GGUF file; `None` if it has none.
+pub(crate) fn from_gguf(name: &str) -> Option<String> {
+    match name {
+        "token_embd.weight" => return Some(EMBEDDING.to_owned()),
+        "output_norm.weight" => return Some(FINAL_NORM.to_owned()),
+        "output.weight" => return Some(HEAD.to_owned()),
+        _ => {}
+    }
+    let mut parts = name.split('.');
+    let (Some("blk"), Some(layer), Some(part), Some(leaf), None) =
+        (parts.next(), parts.next(), parts.next(), parts.next(), parts.next())
+    else {
+        return None;
+    };
+    // As written by number formatting: no sign, no leading zeros, so that two names are never one.
+    let layer = layer.parse::<usize>().ok().filter(|number| number.to_string() == layer)?;
+    let projection = match part {
+        "attn_q" => Projection::Q,
+        "attn_k" => Projection::K,
+        "attn_v" => Projection::V,
+        "attn_output" => Projection::O,
+        "ffn_gate" => Projection::Gate,
+        "ffn_up" => Projection::Up,
+        "ffn_down" => Projection::Down,
+        _ => {
+            let name = match part {
+                "attn_norm" => attention_norm(layer),
+                "ffn_norm" => mlp_norm(layer),
+                "attn_q_norm" => q_norm(layer),
+                "attn_k_norm" => k_norm(layer),
+                _ => return None,
+            };
+            return (leaf == "weight").then_some(name);
+        }
+    };
+    match leaf {
+        "weight" => Some(weight(projection, layer)),
+        "bias" => Some(bias(projection, layer)),
+        _ => None,
+    }
+}

@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use super::directory::Directory;
+use super::gguf::{GgufSource, is_gguf};
 use super::{ModelError, ModelShape, TensorSource};
 use crate::Result;
 use crate::event::EventSink;
@@ -39,8 +40,13 @@ pub struct Opened {
 /// # Errors
 /// As [`open_weights`], and: there is no tokenizer, it is not valid, or it has tokens that the embedding has not.
 pub fn open(path: &Path, events: &mut dyn EventSink) -> Result<Opened> {
-    let Weights { shape, source, identity, name } = open_weights(path, events)?;
-    let tokenizer = Tokenizer::open(path, events)?;
+    let (Weights { shape, source, identity, name }, tokenizer) = if is_gguf(path) {
+        let (shape, source) = GgufSource::open(path, events)?;
+        let tokenizer = Tokenizer::from_gguf(source.metadata(), events)?;
+        (gguf_weights(path, shape, source), tokenizer)
+    } else {
+        (open_weights(path, events)?, Tokenizer::open(path, events)?)
+    };
     tokenizer.check_fits(shape.vocab)?;
     Ok(Opened { shape, source, tokenizer, identity, name })
 }
@@ -56,7 +62,16 @@ pub fn open_weights(path: &Path, events: &mut dyn EventSink) -> Result<Weights> 
         let identity = directory.identity()?;
         return Ok(Weights { shape, source: Box::new(directory), identity, name: name(path) });
     }
+    if is_gguf(path) {
+        let (shape, source) = GgufSource::open(path, events)?;
+        return Ok(gguf_weights(path, shape, source));
+    }
     Err(not_a_model(path).into())
+}
+
+fn gguf_weights(path: &Path, shape: ModelShape, source: GgufSource) -> Weights {
+    let identity = source.identity();
+    Weights { shape, source: Box::new(source), identity, name: name(path) }
 }
 
 /// The last part of a path, without an ending.

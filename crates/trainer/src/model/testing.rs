@@ -1,4 +1,4 @@
-//! Small models for tests: a directory with a config and weights by formula, to be damaged by the test.
+//! Small models for tests, directories and GGUF files with weights by formula, to be damaged by the test.
 
 use std::path::{Path, PathBuf};
 
@@ -136,4 +136,173 @@ pub(crate) fn f32_from_hex(text: &str) -> Vec<f32> {
 /// Bytes from hexadecimal digits.
 pub(crate) fn bytes_from_hex(text: &str) -> Vec<u8> {
     (0..text.len()).step_by(2).map(|at| u8::from_str_radix(&text[at..at + 2], 16).unwrap()).collect()
+}
+
+/// A GGUF metadata value.
+#[derive(Debug, Clone)]
+pub(crate) enum Meta {
+    U32(u32),
+    F32(f32),
+    Text(String),
+    Texts(Vec<String>),
+    I32s(Vec<i32>),
+}
+
+/// A small model as a GGUF file: metadata, tensors (names, dimensions outermost first, bytes) with their type numbers.
+#[derive(Debug, Clone)]
+pub(crate) struct TinyGguf {
+    pub metadata: Vec<(String, Meta)>,
+    pub tensors: Vec<(u32, Tensor)>,
+    pub version: u32,
+}
+
+impl TinyGguf {
+    /// The sizes of [`Tiny::new`] but for a hidden size of 32, so that quantised rows are whole blocks, and a head of
+    /// its own. The tokenizer is bytes "a", "b", "c", a space, two merges and an end token.
+    pub fn new(architecture: &str) -> Self {
+        let key = |name: &str| format!("{architecture}.{name}");
+        let tokens = ["a", "b", "c", "Ġ", "ab", "abc", "<|end|>", "<tool>", "[PAD8]"];
+        let texts = |texts: &[&str]| Meta::Texts(texts.iter().map(|text| (*text).to_owned()).collect());
+        let pre = if architecture == "llama" { "smollm" } else { "qwen2" };
+        let metadata = vec![
+            ("general.architecture".to_owned(), Meta::Text(architecture.to_owned())),
+            (key("context_length"), Meta::U32(64)),
+            (key("embedding_length"), Meta::U32(32)),
+            (key("block_count"), Meta::U32(2)),
+            (key("feed_forward_length"), Meta::U32(64)),
+            (key("attention.head_count"), Meta::U32(4)),
+            (key("attention.head_count_kv"), Meta::U32(2)),
+            (key("attention.layer_norm_rms_epsilon"), Meta::F32(1e-6)),
+            (key("rope.freq_base"), Meta::F32(10000.0)),
+            ("tokenizer.ggml.model".to_owned(), Meta::Text("gpt2".to_owned())),
+            ("tokenizer.ggml.pre".to_owned(), Meta::Text(pre.to_owned())),
+            ("tokenizer.ggml.tokens".to_owned(), texts(&tokens)),
+            ("tokenizer.ggml.token_type".to_owned(), Meta::I32s(vec![1, 1, 1, 1, 1, 1, 3, 4, 5])),
+            ("tokenizer.ggml.merges".to_owned(), texts(&["a b", "ab c"])),
+            ("tokenizer.ggml.eos_token_id".to_owned(), Meta::U32(6)),
+            ("tokenizer.chat_template".to_owned(), Meta::Text("{{ messages }}".to_owned())),
+        ];
+        let (hidden, intermediate, vocab) = (32, 64, 16);
+        let mut tensors = Vec::new();
+        let mut add = |name: String, shape: &[usize]| {
+            let number = tensors.len();
+            let count: usize = shape.iter().product();
+            let values = (0..count).map(|at| ((number * 31 + at * 7) % 97) as f32 / 97.0 - 0.5);
+            tensors.push((0, Tensor::f32(&name, shape, values)));
+        };
+        add("token_embd.weight".into(), &[vocab, hidden]);
+        for layer in 0..2 {
+            let name = |part: &str| format!("blk.{layer}.{part}");
+            for (part, shape) in [
+                ("attn_q.weight", vec![hidden, hidden]),
+                ("attn_k.weight", vec![hidden / 2, hidden]),
+                ("attn_v.weight", vec![hidden / 2, hidden]),
+                ("attn_output.weight", vec![hidden, hidden]),
+                ("ffn_gate.weight", vec![intermediate, hidden]),
+                ("ffn_up.weight", vec![intermediate, hidden]),
+                ("ffn_down.weight", vec![hidden, intermediate]),
+                ("attn_norm.weight", vec![hidden]),
+                ("ffn_norm.weight", vec![hidden]),
+            ] {
+                add(name(part), &shape);
+            }
+            if architecture == "qwen2" {
+                add(name("attn_q.bias"), &[hidden]);
+                add(name("attn_k.bias"), &[hidden / 2]);
+                add(name("attn_v.bias"), &[hidden / 2]);
+            }
+            if architecture == "qwen3" {
+                add(name("attn_q_norm.weight"), &[8]);
+                add(name("attn_k_norm.weight"), &[8]);
+            }
+        }
+        add("output_norm.weight".into(), &[hidden]);
+        add("output.weight".into(), &[vocab, hidden]);
+        Self { metadata, tensors, version: 3 }
+    }
+
+    /// The tensor of a name.
+    pub fn tensor(&mut self, name: &str) -> &mut Tensor {
+        self.tensors.iter_mut().map(|(_, tensor)| tensor).find(|tensor| tensor.name == name).unwrap()
+    }
+
+    /// Sets a metadata value.
+    pub fn with(mut self, key: &str, value: Meta) -> Self {
+        match self.metadata.iter_mut().find(|(name, _)| name == key) {
+            Some(entry) => entry.1 = value,
+            None => self.metadata.push((key.to_owned(), value)),
+        }
+        self
+    }
+
+    /// Leaves a metadata value out.
+    pub fn without(mut self, key: &str) -> Self {
+        let before = self.metadata.len();
+        self.metadata.retain(|(name, _)| name != key);
+        assert_eq!(self.metadata.len() + 1, before, "no metadata {key}");
+        self
+    }
+
+    /// The file's bytes.
+    pub fn bytes(&self) -> Vec<u8> {
+        fn text(out: &mut Vec<u8>, text: &str) {
+            out.extend((text.len() as u64).to_le_bytes());
+            out.extend(text.as_bytes());
+        }
+        fn number(out: &mut Vec<u8>, number: u32) {
+            out.extend(number.to_le_bytes());
+        }
+        let mut out = b"GGUF".to_vec();
+        number(&mut out, self.version);
+        out.extend((self.tensors.len() as u64).to_le_bytes());
+        out.extend((self.metadata.len() as u64).to_le_bytes());
+        for (key, value) in &self.metadata {
+            text(&mut out, key);
+            match value {
+                Meta::U32(value) => {
+                    number(&mut out, 4);
+                    number(&mut out, *value);
+                }
+                Meta::F32(value) => {
+                    number(&mut out, 6);
+                    out.extend(value.to_le_bytes());
+                }
+                Meta::Text(value) => {
+                    number(&mut out, 8);
+                    text(&mut out, value);
+                }
+                Meta::Texts(values) => {
+                    number(&mut out, 9);
+                    number(&mut out, 8);
+                    out.extend((values.len() as u64).to_le_bytes());
+                    values.iter().for_each(|value| text(&mut out, value));
+                }
+                Meta::I32s(values) => {
+                    number(&mut out, 9);
+                    number(&mut out, 5);
+                    out.extend((values.len() as u64).to_le_bytes());
+                    values.iter().for_each(|value| out.extend(value.to_le_bytes()));
+                }
+            }
+        }
+        let mut offset = 0;
+        for (kind, tensor) in &self.tensors {
+            text(&mut out, &tensor.name);
+            number(&mut out, tensor.shape.len() as u32);
+            tensor.shape.iter().rev().for_each(|&size| out.extend((size as u64).to_le_bytes()));
+            number(&mut out, *kind);
+            out.extend((offset as u64).to_le_bytes());
+            offset += tensor.bytes.len().next_multiple_of(32);
+        }
+        for (_, tensor) in &self.tensors {
+            out.resize(out.len().next_multiple_of(32), 0);
+            out.extend(&tensor.bytes);
+        }
+        out
+    }
+
+    /// Writes the file.
+    pub fn write(&self, path: &Path) {
+        std::fs::write(path, self.bytes()).unwrap();
+    }
 }

@@ -2,6 +2,7 @@
 //! a template is `data::template`'s part, and so is deciding what is supervised.
 
 mod files;
+pub(crate) mod gguf;
 
 use std::collections::BTreeMap;
 use std::ops::Range;
