@@ -7,8 +7,8 @@ mod ci;
 mod command;
 mod conformance;
 mod emulate;
-mod parity;
 mod fetch;
+mod parity;
 mod ptx;
 mod tidy;
 

@@ -14,6 +14,8 @@ use crate::event::{Event, EventSink};
 
 /// What messages list as supported families.
 pub(crate) const FAMILIES: &str = "supported: llama, mistral, qwen2, qwen3";
+/// More blocks than any model has: names are made for each, so that a broken number must not be believed.
+const MAX_LAYERS: usize = 10_000;
 const DEFAULT_THETA: f64 = 10_000.0;
 /// Window of Mistral where the config does not mention one.
 const MISTRAL_WINDOW: usize = 4096;
@@ -50,7 +52,12 @@ impl ModelShape {
         refuse_unknown_parts(&fields)?;
 
         let hidden = fields.required_size("hidden_size")?;
-        let layers = fields.required_size("num_hidden_layers")?;
+        let layers = match fields.required_size("num_hidden_layers")? {
+            layers if layers <= MAX_LAYERS => layers,
+            layers => {
+                return Err(fields.problem("num_hidden_layers", &format!("{layers} (limit {MAX_LAYERS})")));
+            }
+        };
         let heads = fields.required_size("num_attention_heads")?;
         let kv_heads = kv_heads(&fields, family, heads)?;
         let head_dim = head_dim(&fields, family, hidden, heads, events)?;
@@ -355,6 +362,9 @@ fn rope(
         assume(events, fields, "rope_theta", DEFAULT_THETA);
         DEFAULT_THETA
     });
+    if theta <= 1.0 {
+        return Err(fields.problem("rope_theta", &format!("must be above 1, is {theta}")));
+    }
     let Some(inner) = inner else { return Ok((Scaling::Default.table(theta, head_dim), positions)) };
     if let Some(value) = inner.present("partial_rotary_factor")
         && value.as_f64() != Some(1.0)

@@ -324,6 +324,12 @@ fn sizes_must_be_sizes() {
         let message = error(&with(llama(), json!({key: value})));
         assert!(message.contains(&format!("{key}: expected a whole number from 1 to 2097152")), "{message}");
     }
+    let deep = error(&with(llama(), json!({"num_hidden_layers": 10_001})));
+    assert_eq!(deep, "config.json: num_hidden_layers: 10001 (limit 10000)");
+    assert_eq!(
+        error(&with(llama(), json!({"rope_theta": 1.0}))),
+        "config.json: rope_theta: must be above 1, is 1"
+    );
     assert_eq!(error(&without(llama(), "hidden_size")), "config.json: hidden_size: is missing");
     assert!(error(&with(llama(), json!({"num_key_value_heads": 3}))).contains("3 does not divide"));
     assert_eq!(read(&without(llama(), "num_key_value_heads")).0.kv_heads, 4);

@@ -262,3 +262,35 @@ fn the_identity_follows_config_and_weights() {
     assert_ne!(first, identity(&tiny));
     assert_ne!(first, identity(&Tiny::new("qwen2").with("eos_token_id", json!(3))));
 }
+
+/// Reading gives pages back: of a file of 64 MB, read tensor by tensor, next to nothing stays resident.
+#[cfg(target_os = "linux")]
+#[test]
+fn pages_that_were_read_are_given_back() {
+    /// Resident pages of mapped files, in kB.
+    fn resident() -> i64 {
+        let status = std::fs::read_to_string("/proc/self/status").unwrap();
+        let line = status.lines().find(|line| line.starts_with("RssFile:")).unwrap();
+        line.split_whitespace().nth(1).unwrap().parse().unwrap()
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("large.safetensors");
+    let count = 1 << 23;
+    let halves = |name: &str| Tensor {
+        name: name.into(),
+        dtype: "BF16",
+        shape: vec![count],
+        bytes: vec![0x3F; 2 * count],
+    };
+    std::fs::write(&path, safetensors(&[halves("a"), halves("b"), halves("c"), halves("d")])).unwrap();
+    let file = SafetensorsFile::open(&path).unwrap();
+    let before = resident();
+    for entry in file.tensors() {
+        assert_eq!(file.read_f32(entry).unwrap().len(), count);
+        assert!(matches!(file.read_table(entry).unwrap(), Table::Bf16(_)));
+    }
+    assert!(file.equal(&file.tensors()[0], &file, &file.tensors()[3]));
+    // A quarter of the file is far above what other tests of this process map meanwhile.
+    let grown = resident() - before;
+    assert!(grown < 16 << 10, "{grown} kB stayed resident");
+}

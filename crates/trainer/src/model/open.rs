@@ -74,10 +74,19 @@ fn gguf_weights(path: &Path, shape: ModelShape, source: GgufSource) -> Weights {
     Weights { shape, source: Box::new(source), identity, name: name(path) }
 }
 
-/// The last part of a path, without an ending.
+/// The last part of a path, without the ending of a file. A snapshot in the cache of a model hub
+/// (`models--owner--name/snapshots/<hash>`) is called `owner/name`.
 fn name(path: &Path) -> String {
-    let real = path.canonicalize().unwrap_or_else(|_| path.to_path_buf());
-    let name = if real.is_dir() { real.file_name() } else { real.file_stem() };
+    // Links are not followed: in such a cache they lead to files named by their hash.
+    let absolute = std::path::absolute(path).unwrap_or_else(|_| path.to_path_buf());
+    let part = |path: &Path| path.file_name().map(|name| name.to_string_lossy().into_owned());
+    let snapshots = absolute.parent().filter(|parent| part(parent).as_deref() == Some("snapshots"));
+    if let Some(cached) = snapshots.and_then(Path::parent).and_then(part)
+        && let Some(id) = cached.strip_prefix("models--")
+    {
+        return id.replacen("--", "/", 1);
+    }
+    let name = if absolute.is_dir() { absolute.file_name() } else { absolute.file_stem() };
     name.map_or_else(|| "model".to_owned(), |name| name.to_string_lossy().into_owned())
 }
 
@@ -115,4 +124,21 @@ fn looks_like_hub_id(text: &str) -> bool {
             && part.chars().all(|c| c.is_ascii_alphanumeric() || "-_.".contains(c))
     };
     matches!(text.split('/').collect::<Vec<_>>()[..], [owner, name] if word(owner) && word(name) && !name.ends_with(".gguf"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_the_last_part_or_the_hub_id() {
+        let directory = tempfile::tempdir().unwrap();
+        let model = directory.path().join("some.model-1.5B");
+        std::fs::create_dir(&model).unwrap();
+        assert_eq!(name(&model), "some.model-1.5B");
+        assert_eq!(name(&model.join("weights.v2.gguf")), "weights.v2");
+        let snapshot = directory.path().join("models--owner--a-model/snapshots/0123abcd");
+        std::fs::create_dir_all(&snapshot).unwrap();
+        assert_eq!(name(&snapshot), "owner/a-model");
+    }
 }

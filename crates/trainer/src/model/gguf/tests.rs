@@ -304,6 +304,42 @@ fn ignore_merges_belongs_to_llama_bpe() {
     assert_eq!(ids("qwen2"), [4, 2]);
 }
 
+/// Text is cut as by the Python package, whose regex engine is another one.
+#[test]
+fn pre_tokenizers_cut_as_the_reference() {
+    use tokenizers::{
+        NormalizedString, Normalizer, OffsetReferential, OffsetType, PreTokenizedString, PreTokenizer,
+    };
+
+    let text = std::fs::read_to_string(fixture("pre_tokenizers.json")).unwrap();
+    let cases: serde_json::Value = serde_json::from_str(&text).unwrap();
+    let mut compared = 0;
+    for pre in ["smollm", "qwen2", "llama-bpe"] {
+        let tiny = TinyGguf::new("llama").with("tokenizer.ggml.pre", Meta::Text(pre.into()));
+        let (_, source) = open_gguf(&tiny).unwrap();
+        let json = crate::tokenizer::gguf::tokenizer_json(source.metadata()).unwrap();
+        let tokenizer: tokenizers::Tokenizer = serde_json::from_value(json).unwrap();
+        for case in cases["cases"].as_array().unwrap().iter().filter(|case| case["pre"] == pre) {
+            let mut text = NormalizedString::from(case["text"].as_str().unwrap());
+            if let Some(normalizer) = tokenizer.get_normalizer() {
+                normalizer.normalize(&mut text).unwrap();
+            }
+            let mut pieces = PreTokenizedString::from(text);
+            tokenizer.get_pre_tokenizer().unwrap().pre_tokenize(&mut pieces).unwrap();
+            let ours: Vec<&str> = pieces
+                .get_splits(OffsetReferential::Original, OffsetType::Byte)
+                .into_iter()
+                .map(|(piece, ..)| piece)
+                .collect();
+            let theirs: Vec<&str> =
+                case["pieces"].as_array().unwrap().iter().map(|piece| piece.as_str().unwrap()).collect();
+            assert_eq!(ours, theirs, "{pre}: {}", case["text"]);
+            compared += 1;
+        }
+    }
+    assert!(compared >= 75, "{compared}");
+}
+
 #[test]
 fn bad_tokenizers_are_named() {
     let tiny = || TinyGguf::new("llama");
