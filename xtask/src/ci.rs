@@ -12,7 +12,7 @@ use std::{
 
 use anyhow::{Context, Result, bail, ensure};
 
-use crate::command::{cargo, output, run as run_command};
+use crate::command::{cargo, output, run as run_command, run_tests};
 
 /// The whole workspace with the CUDA backend left out.
 const WITHOUT_CUDA: &str = "--workspace --exclude gpu-driver --no-default-features";
@@ -63,11 +63,11 @@ const STEPS: &[Step] = &[
         run: || run_task("ptx --check --require-ptxas"),
     },
     Step { name: "parity", what: "the kernels agree with their CPU oracles", run: || run_task("parity") },
-    Step { name: "test", what: "all tests, with CUDA", run: || run_command(cargo("test --workspace")) },
+    Step { name: "test", what: "all tests, with CUDA", run: || run_tests(cargo("test --workspace")) },
     Step {
         name: "test-cpu",
         what: "all tests, without CUDA",
-        run: || run_command(cargo(&format!("test {WITHOUT_CUDA}"))),
+        run: || run_tests(cargo(&format!("test {WITHOUT_CUDA}"))),
     },
 ];
 
