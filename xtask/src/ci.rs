@@ -65,6 +65,11 @@ const STEPS: &[Step] = &[
     Step { name: "parity", what: "the kernels agree with their CPU oracles", run: || run_task("parity") },
     Step { name: "test", what: "all tests, with CUDA", run: || run_tests(cargo("test --workspace")) },
     Step {
+        name: "bench",
+        what: "every benchmark once, checked and not timed",
+        run: || run_command(cargo("test --workspace --bench all -- --test")),
+    },
+    Step {
         name: "test-cpu",
         what: "all tests, without CUDA",
         run: || run_tests(cargo(&format!("test {WITHOUT_CUDA}"))),
