@@ -69,6 +69,12 @@ const STEPS: &[Step] = &[
         what: "every benchmark once, checked and not timed",
         run: || run_command(cargo("test --workspace --bench all -- --test")),
     },
+    Step { name: "fetch", what: "a real model is here", run: || run_task("fetch smollm2") },
+    Step {
+        name: "agreement",
+        what: "training the real model gives the reference's losses and norms",
+        run: || run_tests(cargo("test --workspace --test smollm2 -- --ignored")),
+    },
     Step {
         name: "test-cpu",
         what: "all tests, without CUDA",
