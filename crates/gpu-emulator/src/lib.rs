@@ -15,6 +15,17 @@
 //! [`memory`], [`driver`] is the CUDA driver API around that, and [`cublas`] the products. The README
 //! says what is covered and what is refused.
 
+// Bit fields read best as the PTX manual writes them (`a * b >> 32`), lanes are counted by number because several
+// arrays share the index, and the rest are forms that follow the specification's own conditions.
+#![allow(
+    clippy::empty_line_after_doc_comments,
+    clippy::manual_checked_ops,
+    clippy::manual_is_multiple_of,
+    clippy::needless_range_loop,
+    clippy::nonminimal_bool,
+    clippy::precedence
+)]
+
 pub mod config;
 pub mod cublas;
 pub mod driver;

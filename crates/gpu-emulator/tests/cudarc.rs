@@ -1,5 +1,8 @@
 //! Unmodified cudarc on the emulator: what a program does, from opening the device to a replayed graph.
 
+// Every unsafe block here is a call of the driver API whose pointers are locals of the test.
+#![allow(clippy::undocumented_unsafe_blocks)]
+
 use cudarc::driver::{CudaContext, result, sys};
 use std::ffi::CString;
 

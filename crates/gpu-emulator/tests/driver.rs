@@ -2,6 +2,9 @@
 //! faults on demand. Each test has a context of its own, because errors are sticky; they run one at a time,
 //! because settings and captures belong to the process.
 
+// Every unsafe block here is a call of the driver API whose pointers are locals of the test.
+#![allow(clippy::undocumented_unsafe_blocks)]
+
 use std::ffi::{CString, c_void};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 

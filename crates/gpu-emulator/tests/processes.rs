@@ -1,6 +1,9 @@
 //! What is decided once for a process: missing functions, a device that is not there, `REQUIRE_GPU`. Each
 //! case runs this file again as a process of its own.
 
+// Every unsafe block here is a call of the driver API whose pointers are locals of the test.
+#![allow(clippy::undocumented_unsafe_blocks)]
+
 use std::process::{Command, Output};
 
 use cudarc::driver::sys::{self, CUresult};
