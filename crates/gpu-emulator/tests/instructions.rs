@@ -192,10 +192,10 @@ fn the_table_covers_the_kernels() {
         let mut open: Vec<_> = module.entries.iter().flat_map(|e| &e.body).collect();
         while let Some(statement) = open.pop() {
             match statement {
-                gpu_emulator::ptx::ast::Statement::Instruction(i) => {
-                    if !elsewhere.contains(&i.opcode.as_str()) && !known.contains(&i.full_name()) {
-                        missing.insert(i.full_name());
-                    }
+                gpu_emulator::ptx::ast::Statement::Instruction(i)
+                    if !elsewhere.contains(&i.opcode.as_str()) && !known.contains(&i.full_name()) =>
+                {
+                    missing.insert(i.full_name());
                 }
                 gpu_emulator::ptx::ast::Statement::Scope(inner) => open.extend(inner),
                 _ => {}

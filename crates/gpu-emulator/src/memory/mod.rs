@@ -454,7 +454,7 @@ impl PageData {
             return;
         }
         if n <= 8 && offset % 8 + n <= 8 {
-            self.written[offset / 8] |= ((((1u32 << n) - 1) as u8) << (offset % 8)) as u8;
+            self.written[offset / 8] |= (((1u32 << n) - 1) as u8) << (offset % 8);
             return;
         }
         let mut at = offset;

@@ -487,13 +487,7 @@ impl Parser {
                         ));
                     }
                 };
-                let offset = if self.take('+') {
-                    self.integer()? as i64
-                } else if self.peek_punct('-') {
-                    self.integer()? as i64
-                } else {
-                    0
-                };
+                let offset = if self.take('+') || self.peek_punct('-') { self.integer()? as i64 } else { 0 };
                 self.expect(']')?;
                 Operand::Address(Box::new(base), offset)
             }
