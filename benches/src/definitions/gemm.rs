@@ -133,7 +133,7 @@ impl Prepared {
         if small {
             // A tenth of each size, made odd: tiles then have edges.
             for size in [&mut product.m, &mut product.n, &mut product.k] {
-                *size = *size / 10 | 1;
+                *size = (*size / 10) | 1;
             }
         }
         let Product { m, n, k, storage, .. } = product;

@@ -292,7 +292,9 @@ fn load_block<B: Backend>(
     } else {
         None
     };
-    let linears = linears.try_into().ok().expect("one for each of the seven projections");
+    let Ok(linears) = linears.try_into() else {
+        unreachable!("there is one for each of the seven projections")
+    };
     Ok(BlockWeights {
         input_norm: load_row(backend, source, &format!("{prefix}.input_layernorm.weight"), shape.hidden)?,
         mlp_norm: load_row(

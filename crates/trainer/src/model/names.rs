@@ -109,7 +109,7 @@ pub(crate) fn check(path: &Path, shape: &ModelShape, found: &BTreeMap<String, Ve
         expected.iter().filter(|tensor| left.remove(tensor.name.as_str()).is_none()).collect::<Vec<_>>();
     let unused: Vec<String> = left
         .into_keys()
-        .filter(|name| !ignorable(name) && !(shape.tied && *name == HEAD))
+        .filter(|name| !(ignorable(name) || shape.tied && *name == HEAD))
         .map(str::to_owned)
         .collect();
     if !unused.is_empty() {
