@@ -2,6 +2,8 @@
 //!
 //! The lanes' addresses are resolved together: where all lie in one page of device memory (nearly
 //! always) one lookup serves the warp. Generic addresses are sorted into their spaces first.
+//!
+//! Long because every kind of access goes through the same checks, which are read together.
 
 use half::f16;
 
