@@ -185,7 +185,7 @@ fn roles_are_strings_or_objects() {
 fn chat_templates_from_every_place() {
     assert_eq!(open(&[]).unwrap().chat_template(), None);
     let config = ("tokenizer_config.json", json!({"chat_template": "one"}));
-    assert_eq!(open(&[config.clone()]).unwrap().chat_template(), Some("one"));
+    assert_eq!(open(std::slice::from_ref(&config)).unwrap().chat_template(), Some("one"));
     let old = ("chat_template.json", json!({"chat_template": "two"}));
     assert_eq!(open(&[config.clone(), old.clone()]).unwrap().chat_template(), Some("two"));
     let newest = ("chat_template.jinja", json!("three\n"));
