@@ -30,6 +30,24 @@ pub enum DeviceError {
 /// Why there is no GPU for a run: training has one backend so far.
 const REASON: &str = "training on a GPU is not part of this build, which computes on the CPU";
 
+/// What `auto` found, in words: the GPUs that stay unused, or that there are none and why.
+#[cfg(feature = "cuda")]
+fn found() -> String {
+    match gpu_driver::devices() {
+        Err(error) => error.to_string(),
+        Ok(devices) => {
+            let names: Vec<String> = devices.iter().map(ToString::to_string).collect();
+            format!("{} is here, but {REASON}", names.join(" and "))
+        }
+    }
+}
+
+/// What `auto` found: a build without the `cuda` feature does not look.
+#[cfg(not(feature = "cuda"))]
+fn found() -> String {
+    REASON.to_owned()
+}
+
 /// The threads of a run on the CPU, and a line that says so and why.
 ///
 /// # Errors
@@ -50,7 +68,7 @@ pub fn choose(config: &Config) -> Result<(Threads, String)> {
         count => format!("CPU, {count} threads"),
     };
     if config.device.kind == DeviceKind::Auto {
-        line.push_str(&format!(" (auto: {REASON})"));
+        line.push_str(&format!(" (auto: {})", found()));
     }
     Ok((threads, line))
 }
