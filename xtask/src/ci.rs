@@ -14,8 +14,8 @@ use anyhow::{Context, Result, bail, ensure};
 
 use crate::command::{cargo, output, run as run_command, run_tests};
 
-/// The whole workspace with the CUDA backend left out.
-const WITHOUT_CUDA: &str = "--workspace --exclude gpu-driver --no-default-features";
+/// The whole workspace with the CUDA backend left out, and the emulator, whose tests run CUDA code through cudarc.
+const WITHOUT_CUDA: &str = "--workspace --exclude gpu-driver --exclude gpu-emulator --no-default-features";
 
 #[derive(clap::Args)]
 pub struct Arguments {
