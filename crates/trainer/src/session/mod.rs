@@ -44,7 +44,7 @@ pub struct Summary {
 /// ```
 ///
 /// # Errors
-/// Anything from a missing file to a diverged run; see the variants of [`Error`].
+/// Anything from a missing file to a diverged run; see the variants of [`Error`](crate::Error).
 pub fn train(config: &Config, watch: &mut Observers, stop: &Stop) -> Result<Summary> {
     let output = Output::check(&config.output_dir, config.train.resume.as_ref())?;
     let (threads, device) = device::choose(config)?;
