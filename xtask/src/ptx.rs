@@ -264,9 +264,11 @@ fn manifest(kernels: &[Header]) -> String {
     text.push_str("];\n");
     for kernel in kernels {
         let Header { name, summary, .. } = kernel;
+        // Brackets are indices here, and rustdoc takes them for links.
+        let documentation = summary.replace('[', "\\[").replace(']', "\\]");
         let _ = write!(
             text,
-            "\n/// {summary}\n#[rustfmt::skip]\npub static {}: Kernel = Kernel {{\n    name: \"{name}\",\n    \
+            "\n/// {documentation}\n#[rustfmt::skip]\npub static {}: Kernel = Kernel {{\n    name: \"{name}\",\n    \
              source: include_str!(\"../ptx/{name}.ptx\"),\n    summary: {summary:?},\n    isa: ({}, {}),\n    \
              min_capability: {},\n    parameters: &[\n",
             name.to_uppercase(),

@@ -1080,7 +1080,7 @@ pub static ROPE_INVERSE: Kernel = Kernel {
     oracle: "cpu_ops::rope::rotate, with the layout changed",
 };
 
-/// target row i = source row indices[i], for the supervised rows.
+/// target row i = source row indices\[i\], for the supervised rows.
 #[rustfmt::skip]
 pub static ROWS_GATHER: Kernel = Kernel {
     name: "rows_gather",
@@ -1101,7 +1101,7 @@ pub static ROWS_GATHER: Kernel = Kernel {
     oracle: "a copy of rows, exact",
 };
 
-/// target row indices[i] = source row i, the way back of rows_gather.
+/// target row indices\[i\] = source row i, the way back of rows_gather.
 #[rustfmt::skip]
 pub static ROWS_SCATTER: Kernel = Kernel {
     name: "rows_scatter",

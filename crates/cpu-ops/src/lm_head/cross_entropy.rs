@@ -11,7 +11,7 @@
 //! ```
 //!
 //! The target is left out of s and O and joined at the end, so nothing cancels when its probability is near
-//! 1: the gradient is the sum of p_v (E[v] - E[y]) over the others. Both sides are taken relative to the
+//! 1: the gradient is the sum of p_v (E\[v\] - E\[y\]) over the others. Both sides are taken relative to the
 //! larger of m and l_y, so nothing overflows.
 //!
 //! ```text
