@@ -166,30 +166,23 @@ impl GgufSource {
         let bytes = &self.map.bytes()[tensor.range.clone()];
         let elements: usize = tensor.shape.iter().product();
         let mut values = Vec::with_capacity(elements);
-        let rows = tensor.shape[0];
-        let row_bytes = bytes.len() / rows;
-        match heads {
-            None => {
-                // Whole rows, some megabytes at a time, with the pages behind given back.
-                let stretch = row_bytes * STRETCH.div_ceil(row_bytes.max(1));
-                for (number, part) in bytes.chunks(stretch).enumerate() {
-                    self.append(tensor, part, &mut values)?;
-                    let start = tensor.range.start + number * stretch;
-                    self.map.release(start..start + part.len());
-                }
-            }
-            Some(heads) => {
-                let head_rows = rows / heads;
-                let half = head_rows / 2;
-                for row in 0..rows {
-                    let (head, within) = (row / head_rows, row % head_rows);
-                    let stored = head * head_rows + 2 * (within % half) + within / half;
-                    self.append(tensor, &bytes[stored * row_bytes..][..row_bytes], &mut values)?;
-                }
-                self.map.release(tensor.range.clone());
-            }
+        // Whole blocks, some megabytes at a time, with the pages behind given back. A block may span rows: a
+        // vector may be quantised too, whatever its number of rows.
+        let unit = match tensor.kind {
+            // A multiple of every element's size.
+            Kind::Plain(_) => size_of::<f64>(),
+            Kind::Blocks(blocks) => blocks.bytes(),
+        };
+        let stretch = unit * STRETCH.div_ceil(unit);
+        for (number, part) in bytes.chunks(stretch).enumerate() {
+            self.append(tensor, part, &mut values)?;
+            let start = tensor.range.start + number * stretch;
+            self.map.release(start..start + part.len());
         }
-        Ok(values)
+        Ok(match heads {
+            None => values,
+            Some(heads) => half_split(&values, tensor.shape[0], heads),
+        })
     }
 
     fn append(&self, tensor: &TensorInfo, bytes: &[u8], values: &mut Vec<f32>) -> Result<()> {
@@ -209,6 +202,19 @@ impl GgufSource {
         ModelError::NotFinite { path: self.map.path().into(), tensor: tensor.name.clone(), index, value }
             .into()
     }
+}
+
+/// The `rows` rows of `values` with those of each head in half-split order.
+fn half_split(values: &[f32], rows: usize, heads: usize) -> Vec<f32> {
+    let (cols, head_rows) = (values.len() / rows, rows / heads);
+    let half = head_rows / 2;
+    let mut ordered = Vec::with_capacity(values.len());
+    for row in 0..rows {
+        let (head, within) = (row / head_rows, row % head_rows);
+        let stored = head * head_rows + 2 * (within % half) + within / half;
+        ordered.extend_from_slice(&values[stored * cols..][..cols]);
+    }
+    ordered
 }
 
 impl TensorSource for GgufSource {

@@ -475,6 +475,14 @@ fn a_truncated_file_is_always_refused() {
     }
 }
 
+/// One bit makes the type of a vector a block type whose bytes are fewer than the vector's elements.
+#[test]
+fn a_quantised_vector_is_no_panic() {
+    let mut file = TinyGguf::new("llama").bytes();
+    file[2034] ^= 1 << 1;
+    use_file(&file);
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 300, ..ProptestConfig::default() })]
 
