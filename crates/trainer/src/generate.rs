@@ -79,7 +79,7 @@ impl<'a, B: Backend> Generator<'a, B> {
         backend.upload_index(&[end.rows() as u32 - 1], last_row)?;
         last.set_rows(end.rows());
         backend.rms_norm(end, &model.final_norm, shape.rms_norm_eps, last)?;
-        // The first row of the norm's input is free again: it takes the last row of its output.
+        // The stream's other tensor is free: it takes the last row.
         let [a, b] = stream;
         let row = if shape.layers.is_multiple_of(2) { b } else { a };
         row.set_rows(1);
