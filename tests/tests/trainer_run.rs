@@ -55,9 +55,8 @@ fn follow(run: &str) {
         assert_eq!(taken.collect::<Vec<_>>(), batches, "{run} step {step}");
         let rate = schedule.rate(step);
         assert_close(&format!("{run} rate of step {step}"), rate, want_number("lr"), 1e-15);
-        let adamw =
-            AdamW { lr: rate as f32, weight_decay: setting("weight_decay") as f32, ..AdamW::default() };
-        let update = Update { step, adamw, max_grad_norm: setting("max_grad_norm") as f32 };
+        let adamw = AdamW { lr: rate, weight_decay: setting("weight_decay"), ..AdamW::default() };
+        let update = Update { step, adamw, max_grad_norm: setting("max_grad_norm") };
         let outcome = engine.step(&window.batches, &update, &mut Collected::default()).unwrap();
         assert_eq!(outcome.supervised as f64, want_number("tokens"));
         let (loss, norm) = (want_number("loss"), want_number("grad_norm"));

@@ -15,7 +15,7 @@ fn batch(tokens: u32) -> Batch {
     Batch::new([&Sample { ids, labels }])
 }
 
-fn update(step: u64, lr: f32) -> Update {
+fn update(step: u64, lr: f64) -> Update {
     Update { step, adamw: AdamW { lr, ..AdamW::default() }, max_grad_norm: 1.0 }
 }
 

@@ -23,7 +23,7 @@ fn known_losses(value: &Value) -> Vec<f64> {
     value["token_loss"].as_array().expect("a list").iter().filter_map(Value::as_f64).collect()
 }
 
-fn update(step: u64, max_grad_norm: f32) -> Update {
+fn update(step: u64, max_grad_norm: f64) -> Update {
     Update { step, adamw: AdamW { lr: 1e-3, ..AdamW::default() }, max_grad_norm }
 }
 
@@ -121,7 +121,7 @@ fn clipping_compares_the_averaged_gradient() {
 fn clipping_changes_the_update_only_above_the_limit() {
     let ids: Vec<u32> = (3..20).collect();
     let sample = Sample { labels: ids.iter().map(|&id| id as i32).collect(), ids };
-    let after = |limit: f32| {
+    let after = |limit: f64| {
         let mut engine = Setup::tiny("llama").engine();
         engine.set_adapter(&Setup::tiny("llama").adapter()).unwrap();
         let adamw = AdamW { lr: 1e-3, eps: 1.0, ..AdamW::default() };

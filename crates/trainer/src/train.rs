@@ -22,9 +22,9 @@ pub struct Rules {
     /// The rate of each step, and the number of steps.
     pub schedule: Schedule,
     /// AdamW's decay.
-    pub weight_decay: f32,
+    pub weight_decay: f64,
     /// Gradients are scaled down to this norm; 0 does not clip.
-    pub max_grad_norm: f32,
+    pub max_grad_norm: f64,
     /// Steps between measurements on the held-out samples; 0 is at the end only.
     pub eval_steps: u64,
     /// When and where checkpoints are written.
@@ -184,11 +184,8 @@ impl<B: Backend> Trainer<'_, B> {
 
 impl Rules {
     fn update(&self, step: u64) -> Update {
-        let adamw = AdamW {
-            lr: self.schedule.rate(step) as f32,
-            weight_decay: self.weight_decay,
-            ..AdamW::default()
-        };
+        let adamw =
+            AdamW { lr: self.schedule.rate(step), weight_decay: self.weight_decay, ..AdamW::default() };
         Update { step, adamw, max_grad_norm: self.max_grad_norm }
     }
 }

@@ -47,7 +47,7 @@ pub struct Update {
     /// Rate, betas, epsilon and decay.
     pub adamw: AdamW,
     /// Gradients are scaled down so that their global norm is at most this; 0 is no limit.
-    pub max_grad_norm: f32,
+    pub max_grad_norm: f64,
 }
 
 /// What a step did.
@@ -526,8 +526,8 @@ fn slot(layer: usize, layers: usize, slots: usize) -> usize {
 }
 
 /// What gradients are multiplied with: min(1, max / (norm + 1e-6)), as PyTorch's `clip_grad_norm_`.
-fn clip_coefficient(norm: f64, max_grad_norm: f32) -> f32 {
-    if max_grad_norm > 0.0 { (f64::from(max_grad_norm) / (norm + 1e-6)).min(1.0) as f32 } else { 1.0 }
+fn clip_coefficient(norm: f64, max_grad_norm: f64) -> f32 {
+    if max_grad_norm > 0.0 { (max_grad_norm / (norm + 1e-6)).min(1.0) as f32 } else { 1.0 }
 }
 
 #[cfg(test)]

@@ -266,8 +266,8 @@ fn rules(
     let base_model = if by_path { config.model.display().to_string() } else { model.to_owned() };
     Rules {
         schedule,
-        weight_decay: config.train.weight_decay as f32,
-        max_grad_norm: config.train.max_grad_norm as f32,
+        weight_decay: config.train.weight_decay,
+        max_grad_norm: config.train.max_grad_norm,
         eval_steps: config.train.eval_steps,
         saving: Saving {
             directory: output.checkpoints(),
