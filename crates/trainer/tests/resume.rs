@@ -104,6 +104,32 @@ fn a_killed_run_goes_on_from_a_whole_checkpoint() {
     );
 }
 
+// Two runs would write over each other's files: the second is refused at once, whether it resumes or not. A run that
+// was killed leaves its lock's file behind, which locks nothing.
+#[test]
+fn a_second_run_in_the_same_directory_is_refused_while_the_first_goes_on() {
+    let work = Work::new();
+    let mut first = start(&work, &["train.epochs=100000"]);
+    wait_for_step(&work, "out", 3);
+    for sets in [&[][..], &["train.resume=auto"]] {
+        let message = work.train(sets).failed(5);
+        assert_eq!(
+            message,
+            format!(
+                "error: output_dir = out is in use by another run (process {}); wait until that ends, or give \
+                 another directory\n",
+                first.id()
+            )
+        );
+    }
+    first.kill().unwrap();
+    first.wait().unwrap();
+    assert!(work.path("out/.lock").exists());
+    let sets: Vec<&str> = LONG.iter().copied().chain(["train.resume=auto"]).collect();
+    work.train(&sets).ok();
+    assert!(work.path("out/adapter").exists());
+}
+
 /// `nibble train` in a shell that limits the size of files, so that larger ones fail while they are written.
 fn train_with_file_limit(work: &Work, kib: usize, sets: &[&str]) -> common::Ran {
     let sets: String = sets.iter().map(|set| format!(" --set {set}")).collect();

@@ -13,7 +13,7 @@ use trainer::config::keys::KEYS;
 fn a_run_writes_its_adapter_metrics_events_and_checkpoints() {
     let work = Work::new();
     let out = work.train(&[]).ok();
-    assert_eq!(work.names("out"), ["adapter", "checkpoints", "events.jsonl", "metrics.jsonl"]);
+    assert_eq!(work.names("out"), [".lock", "adapter", "checkpoints", "events.jsonl", "metrics.jsonl"]);
     assert_eq!(work.names("out/adapter"), ["adapter_config.json", "adapter_model.safetensors"]);
     assert_eq!(work.names("out/checkpoints"), ["step-000004", "step-000008", "step-000012"]);
     // The newest checkpoint's adapter is the trained one.
@@ -223,7 +223,7 @@ fn every_key_changes_a_run_or_is_refused() {
 fn the_output_directory_is_where_it_is_asked_for() {
     let work = Work::new();
     work.train(&["output_dir=deep/er/out", "train.max_steps=2"]).ok();
-    assert_eq!(work.names("deep/er/out").len(), 4);
+    assert_eq!(work.names("deep/er/out").len(), 5);
     assert_eq!(work.names("out"), Vec::<String>::new());
 }
 

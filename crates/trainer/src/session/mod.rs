@@ -89,7 +89,7 @@ pub fn train(config: &Config, watch: &mut Observers, stop: &Stop) -> Result<Summ
         let outcome = Outcome::Interrupted { step: done, checkpoint: None };
         return Ok(Summary { outcome, adapter: output.adapter(), question });
     }
-    output.create()?;
+    let _lock = output.create(watch)?;
     checkpoint::clear_unfinished(&output.checkpoints())?;
     watch.add(Box::new(JsonFiles::open(output.path(), done)?))?;
     watch.started(&Run { done, steps: schedule.total, facts })?;

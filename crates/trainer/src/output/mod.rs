@@ -1,13 +1,19 @@
 //! The output directory of a run: what is in it, and whether a run may begin in it. It is looked at before
-//! anything is loaded and made only when everything is ready, so that a run that cannot start leaves nothing.
+//! anything is loaded and made only when everything is ready, so that a run that cannot start leaves nothing. From
+//! then on it is locked, and it is looked at again: another run may have come and gone in the meantime.
+
+mod lock;
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use crate::checkpoint::{self, CheckpointError};
 use crate::config::Resume;
+use crate::event::EventSink;
 use crate::report::{EVENTS, METRICS};
 use crate::{Error, Result};
+
+pub use lock::Lock;
 
 /// A run cannot write its results.
 #[derive(Debug, thiserror::Error)]
@@ -48,12 +54,30 @@ pub enum OutputError {
         /// What was given.
         path: PathBuf,
     },
+    /// Another run writes there now.
+    #[error(
+        "output_dir = {} is in use by another run{process}; wait until that ends, or give another directory",
+        path.display()
+    )]
+    InUse {
+        /// What was given.
+        path: PathBuf,
+        /// Which process that is, in parentheses, or nothing where the system does not say.
+        process: String,
+    },
+    /// Another run has written there since this one looked.
+    #[error("output_dir = {} was changed by another run while this one was loading; start again", path.display())]
+    Changed {
+        /// What was given.
+        path: PathBuf,
+    },
 }
 
 /// The output directory of a run, checked.
 #[derive(Debug, Clone)]
 pub struct Output {
     path: PathBuf,
+    wish: Option<Resume>,
     /// The checkpoint to go on from.
     pub resume: Option<PathBuf>,
 }
@@ -62,39 +86,29 @@ impl Output {
     /// Looks whether a run may begin in `path`, without changing anything there.
     ///
     /// # Errors
-    /// It is no directory, cannot be written to, or holds a run that is not to be resumed.
-    pub fn check(path: &Path, resume: Option<&Resume>) -> Result<Self> {
-        let output = |resume| Self { path: path.to_path_buf(), resume };
+    /// It is no directory, cannot be written to, is in use, or holds a run that is not to be resumed.
+    pub fn check(path: &Path, wish: Option<&Resume>) -> Result<Self> {
         if path.exists() && !path.is_dir() {
             return Err(OutputError::NotADirectory { path: path.into() }.into());
         }
         check_writable(path)?;
-        let found =
-            ["checkpoints", METRICS, EVENTS, "adapter"].into_iter().find(|name| path.join(name).exists());
-        let newest = checkpoint::list(&path.join("checkpoints"))?.pop().map(|(_, path)| path);
-        match (resume, found, newest) {
-            (None, Some(found), _) => Err(OutputError::HoldsARun { path: path.into(), found }.into()),
-            (None, None, _) => Ok(output(None)),
-            (Some(Resume::Auto), _, Some(newest)) => Ok(output(Some(newest))),
-            (Some(Resume::Auto), _, None) if path.join("adapter").exists() => {
-                Err(OutputError::NothingToResume { path: path.into() }.into())
-            }
-            (Some(Resume::Auto), _, None) => Ok(output(None)),
-            (Some(Resume::Path(from)), _, newest) => {
-                if let Some(newest) = newest.filter(|newest| is_later(newest, from)) {
-                    return Err(CheckpointError::NotTheNewest { path: from.clone(), newest }.into());
-                }
-                Ok(output(Some(from.clone())))
-            }
-        }
+        Lock::check(path)?;
+        Ok(Self { path: path.into(), wish: wish.cloned(), resume: start(path, wish)? })
     }
 
-    /// Makes the directory, if it is not there.
+    /// Makes the directory, if it is not there, and keeps other runs out of it until the lock is dropped.
     ///
     /// # Errors
-    /// The system refuses.
-    pub fn create(&self) -> Result<()> {
-        fs::create_dir_all(self.checkpoints()).map_err(Error::io("create", self.checkpoints()))
+    /// The system refuses, or another run is writing there or has done so since [`check`](Self::check).
+    pub fn create(&self, events: &mut dyn EventSink) -> Result<Lock> {
+        let create = |path: &Path| fs::create_dir_all(path).map_err(Error::io("create", path));
+        create(&self.path)?;
+        let lock = Lock::take(&self.path, events)?;
+        if start(&self.path, self.wish.as_ref())? != self.resume {
+            return Err(OutputError::Changed { path: self.path.clone() }.into());
+        }
+        create(&self.checkpoints())?;
+        Ok(lock)
     }
 
     /// The directory itself.
@@ -110,6 +124,27 @@ impl Output {
     /// Where the trained adapter goes.
     pub fn adapter(&self) -> PathBuf {
         self.path.join("adapter")
+    }
+}
+
+/// The checkpoint from which a run in `path` begins, if it does not begin anew.
+///
+/// # Errors
+/// The directory holds a run that is not to be resumed, or not from there.
+fn start(path: &Path, wish: Option<&Resume>) -> Result<Option<PathBuf>> {
+    let found = ["checkpoints", METRICS, EVENTS, "adapter"].into_iter().find(|name| path.join(name).exists());
+    let newest = checkpoint::list(&path.join("checkpoints"))?.pop().map(|(_, path)| path);
+    match (wish, found, newest) {
+        (None, Some(found), _) => Err(OutputError::HoldsARun { path: path.into(), found }.into()),
+        (None, None, _) => Ok(None),
+        (Some(Resume::Auto), _, None) if path.join("adapter").exists() => {
+            Err(OutputError::NothingToResume { path: path.into() }.into())
+        }
+        (Some(Resume::Auto), _, newest) => Ok(newest),
+        (Some(Resume::Path(from)), _, newest) => match newest.filter(|newest| is_later(newest, from)) {
+            Some(newest) => Err(CheckpointError::NotTheNewest { path: from.clone(), newest }.into()),
+            None => Ok(Some(from.clone())),
+        },
     }
 }
 
@@ -138,6 +173,7 @@ fn check_writable(path: &Path) -> Result<(), OutputError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::event::Collected;
 
     fn refusal(path: &Path, resume: Option<&Resume>) -> String {
         Output::check(path, resume).expect_err("must be refused").to_string()
@@ -149,8 +185,31 @@ mod tests {
         let path = dir.path().join("a/b");
         let output = Output::check(&path, None).unwrap();
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
-        output.create().unwrap();
+        let _lock = output.create(&mut Collected::default()).unwrap();
         assert!(output.checkpoints().is_dir());
+    }
+
+    // Both look before either writes: the second to begin finds the first at work, or what it has done.
+    #[test]
+    fn of_two_runs_that_looked_at_once_one_begins() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("out");
+        let auto = Some(&Resume::Auto);
+        let (first, second) = (Output::check(&path, None).unwrap(), Output::check(&path, None).unwrap());
+        let third = Output::check(&path, auto).unwrap();
+        let begin = |output: &Output| output.create(&mut Collected::default());
+        let lock = begin(&first).unwrap();
+        for other in [&second, &third] {
+            let message = begin(other).unwrap_err().to_string();
+            assert!(message.contains("is in use by another run"), "{message}");
+        }
+        assert!(refusal(&path, auto).contains("is in use by another run"));
+        fs::create_dir(first.checkpoints().join("step-000003")).unwrap();
+        drop(lock);
+        let message = begin(&second).unwrap_err().to_string();
+        assert!(message.contains("already holds a run (checkpoints)"), "{message}");
+        let message = begin(&third).unwrap_err().to_string();
+        assert!(message.ends_with("was changed by another run while this one was loading; start again"));
     }
 
     #[test]
