@@ -6,16 +6,19 @@
 
 mod error;
 mod model;
+mod pass;
+mod state;
 
 pub use error::EngineError;
 pub use model::{Model, Rows};
+pub use state::{Moments, OptimizerState};
 
-use crate::backend::{AdamW, Backend, DeviceTensor, DropoutKey, Parameter, Storage};
+use crate::backend::{AdamW, Backend, DropoutKey, Parameter, Storage};
 use crate::block::{BackwardScratch, ForwardScratch, Saved};
 use crate::data::Batch;
 use crate::event::{Event, EventSink};
-use crate::lora::{Adapter, LoraConfig, LoraTensors, Trainable, modules};
-use crate::model::{ModelShape, Projection, TensorSource};
+use crate::lora::{LoraConfig, Trainable, modules};
+use crate::model::{ModelShape, TensorSource};
 use crate::{Result, random};
 
 /// Steps in a row that may have a non-finite gradient before the run stops.
@@ -63,26 +66,6 @@ pub struct StepOutcome {
     pub tokens: usize,
     /// Why nothing was updated, where that is so.
     pub skipped: Option<String>,
-}
-
-/// The optimiser's state on the host: what a checkpoint holds beside the adapter.
-#[derive(Debug, Clone, PartialEq)]
-pub struct OptimizerState {
-    /// Updates made so far; AdamW's bias corrections depend on it.
-    pub updates: u64,
-    /// Steps in a row whose gradient was not finite.
-    pub non_finite: u32,
-    /// Moments of A and B by module, in the adapter's order.
-    pub moments: Vec<(String, Moments)>,
-}
-
-/// First and second moments of one module's two matrices.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Moments {
-    /// First and second moment of A, `[r, in]` each.
-    pub a: [Vec<f32>; 2],
-    /// First and second moment of B, `[out, r]` each.
-    pub b: [Vec<f32>; 2],
 }
 
 /// A model with an adapter that can be trained. See the module's documentation for what a step is.
@@ -245,136 +228,6 @@ impl<B: Backend> Engine<B> {
         Ok(outcome)
     }
 
-    /// The losses of a batch's supervised tokens, in order, without dropout and without gradients.
-    ///
-    /// # Errors
-    /// The batch is larger than [`EngineOptions`] said.
-    pub fn losses(&mut self, batch: &Batch) -> Result<Vec<f32>> {
-        self.run_forward(batch, None)?;
-        self.run_head(batch, None)?;
-        self.backend.download(&self.losses)
-    }
-
-    /// Sum of the losses of a batch's supervised tokens, and their number.
-    ///
-    /// # Errors
-    /// As [`losses`](Self::losses).
-    pub fn evaluate(&mut self, batch: &Batch) -> Result<(f64, usize)> {
-        let losses = self.losses(batch)?;
-        Ok((losses.iter().map(|&loss| f64::from(loss)).sum(), losses.len()))
-    }
-
-    /// The logits of all tokens of a batch, `[tokens, vocab]`: for a few tokens only, to compare and inspect.
-    ///
-    /// # Errors
-    /// As [`losses`](Self::losses).
-    pub fn logits(&mut self, batch: &Batch) -> Result<Vec<f32>> {
-        self.run_forward(batch, None)?;
-        let mut logits = self.backend.tensor(batch.tokens(), self.model.shape.vocab)?;
-        self.backend.head_logits(&self.normed, self.model.head(), &mut logits)?;
-        self.backend.download(&logits)
-    }
-
-    /// The residual stream before block `layer`, `[tokens, hidden]`, of the last batch that ran; for `layer` =
-    /// number of blocks, what the last one left.
-    pub fn hidden(&mut self, layer: usize) -> Result<Vec<f32>> {
-        self.backend.download(&self.stream[layer])
-    }
-
-    /// Adds `scale` times the gradient of the summed loss of one batch to the adapters' gradients. Returns
-    /// that sum.
-    fn accumulate(&mut self, batch: &Batch, scale: f32, dropout: Option<DropoutKey>) -> Result<f64> {
-        self.run_forward(batch, dropout)?;
-        self.run_head(batch, Some(scale))?;
-        let losses = self.backend.download(&self.losses)?;
-        self.run_backward(dropout)?;
-        Ok(losses.iter().map(|&loss| f64::from(loss)).sum())
-    }
-
-    fn run_forward(&mut self, batch: &Batch, dropout: Option<DropoutKey>) -> Result<()> {
-        let tokens = batch.tokens();
-        if tokens > self.options.max_tokens {
-            return Err(EngineError::BatchTooLarge { tokens, limit: self.options.max_tokens }.into());
-        }
-        if let Some(&longest) =
-            batch.positions.iter().max().filter(|&&p| p as usize >= self.model.positions())
-        {
-            let tokens = longest as usize + 1;
-            return Err(EngineError::TooLong { tokens, limit: self.model.positions() }.into());
-        }
-        self.set_rows(tokens);
-        let Self { backend, model, rows, stream, saved, forward, normed, .. } = self;
-        rows.fill(backend, (&batch.ids, &batch.positions, &batch.starts), 0)?;
-        backend.embed(&model.embedding, &rows.ids, &mut stream[0])?;
-        for layer in 0..model.shape.layers {
-            let slot = slot(layer, model.shape.layers, saved.len());
-            let (before, after) = stream.split_at_mut(layer + 1);
-            let room = (&mut saved[slot], &mut *forward);
-            model.block_forward(
-                backend,
-                layer,
-                rows,
-                dropout,
-                (&before[layer], &mut after[0]),
-                None,
-                room,
-            )?;
-        }
-        backend.rms_norm(&stream[model.shape.layers], &model.final_norm, model.shape.rms_norm_eps, normed)
-    }
-
-    /// Losses of the supervised rows and, with a scale, the gradient of the final norm's output in `d_normed`.
-    fn run_head(&mut self, batch: &Batch, scale: Option<f32>) -> Result<()> {
-        let Self { backend, model, normed, supervised, d_supervised, losses, .. } = self;
-        let rows = batch.rows.len();
-        [&mut *supervised, d_supervised, losses].into_iter().for_each(|tensor| tensor.set_rows(rows));
-        backend.upload_index(&batch.rows, &mut self.target_rows)?;
-        backend.upload_index(&batch.targets, &mut self.targets)?;
-        backend.gather_rows(normed, &self.target_rows, supervised)?;
-        let gradient = scale.map(|scale| (scale, &mut *d_supervised));
-        backend.head_loss(supervised, model.head(), &self.targets, losses, gradient)
-    }
-
-    fn run_backward(&mut self, dropout: Option<DropoutKey>) -> Result<()> {
-        let Self { backend, model, rows, stream, saved, forward, backward, normed, d_supervised, d, .. } =
-            self;
-        let layers = model.shape.layers;
-        // The normed hidden states are not needed any more: their place takes their gradient.
-        backend.scatter_rows(d_supervised, &self.target_rows, normed)?;
-        let eps = model.shape.rms_norm_eps;
-        backend.rms_norm_dx(&stream[layers], &model.final_norm, eps, normed, 0.0, d)?;
-        for layer in (0..layers).rev() {
-            let slot = slot(layer, layers, saved.len());
-            let (before, after) = stream.split_at_mut(layer + 1);
-            let x = &before[layer];
-            // The shared slot holds the activations of the last block that used it; earlier ones run again.
-            if layer + saved.len() < layers {
-                let room = (&mut saved[slot], &mut *forward);
-                model.block_forward(backend, layer, rows, dropout, (x, &mut after[0]), None, room)?;
-            }
-            let Model { shape, rope, config, blocks, adapters, .. } = &mut *model;
-            let pass = crate::block::Pass {
-                shape,
-                rope,
-                positions: &rows.positions,
-                starts: rows.starts(layer),
-                layer,
-                lora_scale: config.scale(),
-                dropout,
-            };
-            let scratch = (&mut *forward, &mut *backward);
-            pass.backward(backend, &blocks[layer], &mut adapters[layer], x, &saved[slot], scratch, d)?;
-        }
-        Ok(())
-    }
-
-    fn set_rows(&mut self, tokens: usize) {
-        self.stream.iter_mut().chain([&mut self.normed, &mut self.d]).for_each(|t| t.set_rows(tokens));
-        self.saved.iter_mut().for_each(|saved| saved.set_rows(tokens));
-        self.forward.set_rows(tokens);
-        self.backward.set_rows(tokens);
-    }
-
     fn zero_gradients(&mut self) -> Result<()> {
         let Self { backend, model, .. } = self;
         for lora in model.adapters.iter_mut().flatten().flatten() {
@@ -428,101 +281,6 @@ impl<B: Backend> Engine<B> {
         }
         Ok(())
     }
-
-    /// The adapter's values, on the host.
-    ///
-    /// # Errors
-    /// The device fails.
-    pub fn adapter(&mut self) -> Result<Adapter> {
-        self.model.adapter(&mut self.backend)
-    }
-
-    /// Replaces the adapter's values.
-    ///
-    /// # Errors
-    /// As [`Model::set_adapter`].
-    pub fn set_adapter(&mut self, adapter: &Adapter) -> Result<()> {
-        self.model.set_adapter(&mut self.backend, adapter)
-    }
-
-    /// The gradients of the last [`step`](Self::step) or [`gradients_of`](Self::gradients_of), in the form of an
-    /// adapter.
-    ///
-    /// # Errors
-    /// The device fails.
-    pub fn gradients(&mut self) -> Result<Adapter> {
-        let Self { backend, model, .. } = self;
-        model
-            .collect(backend, |backend, lora| {
-                let (a, b) = (backend.download(&lora.a.gradient)?, backend.download(&lora.b.gradient)?);
-                Ok(LoraTensors { a, b })
-            })
-            .map(|modules| Adapter { config: model.config.clone(), modules })
-    }
-
-    /// Loss (mean over the batch's supervised tokens) and gradients without an update; also the gradient of
-    /// the embeddings' output, `[tokens, hidden]`.
-    ///
-    /// # Errors
-    /// As [`losses`](Self::losses).
-    pub fn gradients_of(&mut self, batch: &Batch) -> Result<(f64, Vec<f32>)> {
-        self.zero_gradients()?;
-        let supervised = batch.rows.len();
-        let sum = self.accumulate(batch, 1.0 / supervised as f32, None)?;
-        Ok((sum / supervised as f64, self.backend.download(&self.d)?))
-    }
-
-    /// The optimiser's state, on the host.
-    ///
-    /// # Errors
-    /// The device fails.
-    pub fn optimizer_state(&mut self) -> Result<OptimizerState> {
-        let Self { backend, model, .. } = self;
-        let moments = model.collect(backend, |backend, lora| {
-            let a = [backend.download(&lora.a.m)?, backend.download(&lora.a.v)?];
-            let b = [backend.download(&lora.b.m)?, backend.download(&lora.b.v)?];
-            Ok(Moments { a, b })
-        })?;
-        Ok(OptimizerState { updates: self.updates, non_finite: self.non_finite, moments })
-    }
-
-    /// Replaces the optimiser's state.
-    ///
-    /// # Errors
-    /// Its modules or sizes are not those of this adapter.
-    pub fn set_optimizer_state(&mut self, state: &OptimizerState) -> Result<()> {
-        let wanted: Vec<(usize, Projection)> = modules(&self.model.config, &self.model.shape).collect();
-        let names = wanted.iter().map(|(layer, projection)| projection.module(*layer));
-        if !names.eq(state.moments.iter().map(|(name, _)| name.clone())) {
-            return Err(EngineError::OptimizerModules.into());
-        }
-        for ((layer, projection), (name, moments)) in wanted.into_iter().zip(&state.moments) {
-            let Some(lora) = &mut self.model.adapters[layer][projection as usize] else { continue };
-            for (values, to) in [
-                (&moments.a[0], &mut lora.a.m),
-                (&moments.a[1], &mut lora.a.v),
-                (&moments.b[0], &mut lora.b.m),
-                (&moments.b[1], &mut lora.b.v),
-            ] {
-                let expected = to.rows() * to.cols();
-                if values.len() != expected {
-                    let (module, found) = (name.clone(), values.len());
-                    return Err(EngineError::AdapterShape { module, side: "moment", found, expected }.into());
-                }
-                self.backend.upload(values, to)?;
-            }
-        }
-        self.updates = state.updates;
-        self.non_finite = state.non_finite;
-        self.checked_training = state.updates > 0;
-        Ok(())
-    }
-}
-
-/// Which of `slots` activations block `layer` uses: the last `slots - 1` blocks have their own, all before them
-/// share the first.
-fn slot(layer: usize, layers: usize, slots: usize) -> usize {
-    (layer + slots).saturating_sub(layers)
 }
 
 /// What gradients are multiplied with: min(1, max / (norm + 1e-6)), as PyTorch's `clip_grad_norm_`.
@@ -533,13 +291,6 @@ fn clip_coefficient(norm: f64, max_grad_norm: f64) -> f32 {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn blocks_without_a_slot_of_their_own_share_the_first() {
-        assert_eq!((0..4).map(|layer| slot(layer, 4, 4)).collect::<Vec<_>>(), [0, 1, 2, 3]);
-        assert_eq!((0..4).map(|layer| slot(layer, 4, 2)).collect::<Vec<_>>(), [0, 0, 0, 1]);
-        assert_eq!((0..4).map(|layer| slot(layer, 4, 1)).collect::<Vec<_>>(), [0, 0, 0, 0]);
-    }
 
     #[test]
     fn clipping_never_enlarges_and_zero_is_no_limit() {

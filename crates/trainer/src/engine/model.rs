@@ -1,7 +1,7 @@
-//! A model's frozen weights and its adapters on a device, and the forward pass through all blocks.
+//! A model's frozen weights and its adapters on a device, and the passes through one of its blocks.
 
 use crate::backend::{Backend, DropoutKey, Storage};
-use crate::block::{BlockAdapter, BlockWeights, ForwardScratch, KvCache, Pass, Saved};
+use crate::block::{BackwardScratch, BlockAdapter, BlockWeights, ForwardScratch, KvCache, Pass, Saved};
 use crate::lora::{Adapter, Lora, LoraConfig, LoraTensors, modules};
 use crate::model::{ModelShape, Projection, Table, TensorSource};
 use crate::{Result, engine::EngineError};
@@ -166,25 +166,43 @@ impl<B: Backend> Model<B> {
         cache: Option<&mut KvCache<B>>,
         room: (&mut Saved<B>, &mut ForwardScratch<B>),
     ) -> Result<()> {
-        let pass = self.pass(layer, rows, dropout);
+        let pass = pass((&self.shape, &self.rope, &self.config), layer, rows, dropout);
         pass.forward(backend, &self.blocks[layer], &self.adapters[layer], x, cache, room, y)
     }
 
-    pub(crate) fn pass<'a>(
-        &'a self,
+    /// One block's backward pass, see [`Pass::backward`]. `d` holds the gradient of the block's output, and then
+    /// that of its input `x`.
+    #[allow(clippy::too_many_arguments)]
+    pub(crate) fn block_backward(
+        &mut self,
+        backend: &mut B,
         layer: usize,
-        rows: &'a Rows<B>,
+        rows: &Rows<B>,
         dropout: Option<DropoutKey>,
-    ) -> Pass<'a, B> {
-        Pass {
-            shape: &self.shape,
-            rope: &self.rope,
-            positions: &rows.positions,
-            starts: rows.starts(layer),
-            layer,
-            lora_scale: self.config.scale(),
-            dropout,
-        }
+        (x, d): (&B::Tensor, &mut B::Tensor),
+        saved: &Saved<B>,
+        scratch: (&mut ForwardScratch<B>, &mut BackwardScratch<B>),
+    ) -> Result<()> {
+        let pass = pass((&self.shape, &self.rope, &self.config), layer, rows, dropout);
+        pass.backward(backend, &self.blocks[layer], &mut self.adapters[layer], x, saved, scratch, d)
+    }
+}
+
+/// What one block's pass needs to know. Borrows parts of a model, so that backward can write into the adapters.
+fn pass<'a, B: Backend>(
+    (shape, rope, config): (&'a ModelShape, &'a B::Rope, &LoraConfig),
+    layer: usize,
+    rows: &'a Rows<B>,
+    dropout: Option<DropoutKey>,
+) -> Pass<'a, B> {
+    Pass {
+        shape,
+        rope,
+        positions: &rows.positions,
+        starts: rows.starts(layer),
+        layer,
+        lora_scale: config.scale(),
+        dropout,
     }
 }
 
