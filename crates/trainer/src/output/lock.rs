@@ -74,8 +74,9 @@ fn is_locked(attempt: Result<(), TryLockError>, directory: &Path) -> Result<bool
     }
 }
 
-/// The process that locked a directory. Where a lock also keeps others from reading, as on Windows, nobody knows.
+/// The process that locked a directory, where that can be known.
 fn holder(directory: &Path) -> Option<u32> {
+    // A lock may keep others from reading too, as on Windows: the message does without the number then.
     std::fs::read_to_string(directory.join(NAME)).ok()?.trim().parse().ok()
 }
 
