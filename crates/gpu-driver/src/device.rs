@@ -3,9 +3,10 @@
 
 use std::ffi::{CStr, c_char, c_int};
 
-use cudarc::driver::sys::{self, CUdevice_attribute, CUresult};
+use cudarc::driver::sys::{CUdevice, CUdevice_attribute};
 
-use crate::DriverError;
+use crate::library::Driver;
+use crate::{DriverError, Result};
 
 /// One GPU, as far as it can be described without a context on it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -18,8 +19,19 @@ pub struct Device {
     pub capability: (u32, u32),
     /// Memory in bytes.
     pub total_memory: u64,
-    /// Whether it shares the host's memory.
+    /// Whether it shares the host's memory, rather than being reached over PCIe or NVLink.
     pub integrated: bool,
+    /// How many streaming multiprocessors it has. Products of cuBLAS give the same bits only for the same number.
+    pub multiprocessors: u32,
+    /// Whether the driver has memory pools for it. Nothing here allocates from them.
+    pub memory_pools: bool,
+}
+
+impl Device {
+    /// Compute capability as major * 10 + minor, as kernels state it.
+    pub fn compute(&self) -> u32 {
+        self.capability.0 * 10 + self.capability.1
+    }
 }
 
 impl std::fmt::Display for Device {
@@ -34,76 +46,71 @@ impl std::fmt::Display for Device {
 ///
 /// # Errors
 /// There is no driver, it is too old, or a call fails; no device at all is CUDA's error 100.
-pub fn devices() -> Result<Vec<Device>, DriverError> {
-    check_library()?;
-    // SAFETY: `check_library` found the functions that this file calls. `cuInit` takes no pointers.
-    call("cuInit", unsafe { sys::cuInit(0) })?;
-    let mut count: c_int = 0;
-    // SAFETY: as above; the pointer is to a local that outlives the call.
-    call("cuDeviceGetCount", unsafe { sys::cuDeviceGetCount(&mut count) })?;
-    (0..count).map(device).collect()
+pub fn devices() -> Result<Vec<Device>> {
+    let driver = Driver::get()?;
+    (0..count(driver)?).map(|ordinal| describe(driver, handle(driver, ordinal)?, ordinal)).collect()
 }
 
-fn device(ordinal: c_int) -> Result<Device, DriverError> {
+/// The device of this number, with its handle.
+///
+/// # Errors
+/// As [`devices`], and [`DriverError::NoSuchDevice`], which lists those that there are.
+pub(crate) fn find(driver: &Driver, ordinal: u32) -> Result<(CUdevice, Device)> {
+    match c_int::try_from(ordinal) {
+        Ok(number) if number < count(driver)? => {
+            let handle = handle(driver, number)?;
+            Ok((handle, describe(driver, handle, number)?))
+        }
+        _ => {
+            let present: Vec<String> = devices()?.iter().map(Device::to_string).collect();
+            let present = if present.is_empty() { "none".to_owned() } else { present.join("; ") };
+            Err(DriverError::NoSuchDevice { ordinal, present })
+        }
+    }
+}
+
+fn count(driver: &Driver) -> Result<c_int> {
+    let mut count = 0;
+    // SAFETY: the pointer is to a local that outlives the call.
+    unsafe { driver.cuDeviceGetCount(&raw mut count) }?;
+    Ok(count)
+}
+
+fn handle(driver: &Driver, ordinal: c_int) -> Result<CUdevice> {
     let mut handle = 0;
-    // SAFETY: `devices` has initialised the driver; the pointer is to a local that outlives the call.
-    call("cuDeviceGet", unsafe { sys::cuDeviceGet(&mut handle, ordinal) })?;
-    let attribute = |attribute| {
-        let mut value: c_int = 0;
+    // SAFETY: the pointer is to a local that outlives the call.
+    unsafe { driver.cuDeviceGet(&raw mut handle, ordinal) }?;
+    Ok(handle)
+}
+
+fn describe(driver: &Driver, handle: CUdevice, ordinal: c_int) -> Result<Device> {
+    let attribute = |attribute| -> Result<c_int> {
+        let mut value = 0;
         // SAFETY: `handle` is a device of this driver, the pointer is to a local that outlives the call.
-        call("cuDeviceGetAttribute", unsafe { sys::cuDeviceGetAttribute(&mut value, attribute, handle) })?;
+        unsafe { driver.cuDeviceGetAttribute(&raw mut value, attribute, handle) }?;
         Ok(value)
     };
     let mut name: [c_char; 256] = [0; 256];
     // SAFETY: the driver writes at most the length that it is told, with a terminating zero.
-    call("cuDeviceGetName", unsafe { sys::cuDeviceGetName(name.as_mut_ptr(), 256, handle) })?;
+    unsafe { driver.cuDeviceGetName(name.as_mut_ptr(), 256, handle) }?;
     let mut total_memory = 0;
     // SAFETY: the pointer is to a local that outlives the call.
-    call("cuDeviceTotalMem", unsafe { sys::cuDeviceTotalMem_v2(&mut total_memory, handle) })?;
+    unsafe { driver.cuDeviceTotalMem_v2(&raw mut total_memory, handle) }?;
     use CUdevice_attribute as Attribute;
     let major = attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?;
     let minor = attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?;
     let integrated = attribute(Attribute::CU_DEVICE_ATTRIBUTE_INTEGRATED)? != 0;
+    let multiprocessors = attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?;
+    let memory_pools = attribute(Attribute::CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED)? != 0;
     // SAFETY: the array is zeroed and at least its last byte still is, for the driver ends the name with one.
     let name = unsafe { CStr::from_ptr(name.as_ptr()) }.to_string_lossy().into_owned();
     Ok(Device {
-        ordinal: ordinal as u32,
+        ordinal: ordinal.unsigned_abs(),
         name,
-        capability: (major as u32, minor as u32),
+        capability: (major.unsigned_abs(), minor.unsigned_abs()),
         total_memory: total_memory as u64,
         integrated,
+        multiprocessors: multiprocessors.unsigned_abs(),
+        memory_pools,
     })
-}
-
-/// That the library can be opened and has what this file calls.
-fn check_library() -> Result<(), DriverError> {
-    // SAFETY: opens the driver's library, whose initialisers are NVIDIA's; no function of it is called.
-    if !unsafe { sys::is_culib_present() } {
-        let looked_for = if cfg!(windows) { "nvcuda.dll" } else { "libcuda.so" };
-        return Err(DriverError::NoLibrary { looked_for });
-    }
-    // SAFETY: the library is there, so that this does not panic.
-    let library = unsafe { sys::culib() };
-    let functions: [(&CStr, &str); 6] = [
-        (c"cuInit", "cuInit"),
-        (c"cuDeviceGetCount", "cuDeviceGetCount"),
-        (c"cuDeviceGet", "cuDeviceGet"),
-        (c"cuDeviceGetAttribute", "cuDeviceGetAttribute"),
-        (c"cuDeviceGetName", "cuDeviceGetName"),
-        (c"cuDeviceTotalMem_v2", "cuDeviceTotalMem_v2"),
-    ];
-    for (symbol, function) in functions {
-        // SAFETY: the symbol is looked up, not called.
-        if unsafe { library.get::<unsafe extern "C" fn()>(symbol.to_bytes_with_nul()) }.is_err() {
-            return Err(DriverError::TooOld { function });
-        }
-    }
-    Ok(())
-}
-
-fn call(call: &'static str, result: CUresult) -> Result<(), DriverError> {
-    match result {
-        CUresult::CUDA_SUCCESS => Ok(()),
-        error => Err(DriverError::Call { call, code: error as u32 }),
-    }
 }
