@@ -14,8 +14,9 @@ use anyhow::{Context, Result, bail, ensure};
 
 use crate::command::{cargo, output, run as run_command, run_tests};
 
-/// The whole workspace with the CUDA backend left out, and the emulator, whose tests run CUDA code through cudarc.
-const WITHOUT_CUDA: &str = "--workspace --exclude gpu-driver --exclude gpu-emulator --no-default-features";
+/// The whole workspace with the CUDA backend left out, and what tests and compares it: the emulator and this program.
+const WITHOUT_CUDA: &str =
+    "--workspace --exclude gpu-driver --exclude gpu-emulator --exclude xtask --no-default-features";
 
 #[derive(clap::Args)]
 pub struct Arguments {
@@ -63,6 +64,11 @@ const STEPS: &[Step] = &[
         run: || run_task("ptx --check --require-ptxas"),
     },
     Step { name: "parity", what: "the kernels agree with their CPU oracles", run: || run_task("parity") },
+    Step {
+        name: "parity-captured",
+        what: "as graphs, and with blocks and warps shuffled",
+        run: || run_task("parity --captured --seed 1"),
+    },
     Step { name: "test", what: "all tests, with CUDA", run: || run_tests(cargo("test --workspace")) },
     Step {
         name: "bench",

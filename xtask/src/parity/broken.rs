@@ -39,7 +39,7 @@ fn broken(kernel: &'static Kernel, from: &str, to: &str) -> &'static Kernel {
 
 /// What parity says of the case: the fault of a launch, or the first element that differs.
 fn complaint(case: &Case) -> String {
-    let mut device = device::open(Backend::Emulator, None).unwrap();
+    let mut device = device::open(Backend::Emulator, device::Way::default()).unwrap();
     match run_case(&mut *device, case) {
         Ok(agreement) => agreement.first_failure.unwrap_or_default(),
         Err(error) => format!("{error:#}"),

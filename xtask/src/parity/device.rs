@@ -1,12 +1,14 @@
-//! Where the cases run: the emulator's executor, under memcheck and racecheck.
+//! Where the cases run: on a device behind gpu-driver, as a program's launches do. The device is a GPU, or the
+//! emulator in place of its driver, under memcheck and racecheck.
 
 use std::collections::HashMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use anyhow::{Context as _, Result, anyhow};
-use gpu_emulator::exec::{self, Counts, Options};
-use gpu_emulator::memory::DeviceMemory;
-use gpu_emulator::ptx::ast::Module;
-use gpu_emulator::ptx::{decode, parser};
+use anyhow::{Context as _, Result, bail};
+use gpu_driver::{Argument as Passed, Buffer, Capture, DeviceType, Gpu, Kernel, Stream, View, ViewMut};
+use gpu_emulator::Emulator;
+use half::{bf16, f16};
+use kernels_ptx::{Access, Element, Kind};
 
 use super::Backend;
 use super::case::{Argument, Data, Step, for_each_type};
@@ -26,112 +28,241 @@ pub trait Device {
     fn run(&mut self, buffers: &mut [Data], steps: &[Step]) -> Result<()>;
 }
 
-/// The device of a backend. With a seed, the emulator shuffles blocks and warps.
+/// How a device runs its launches.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Way {
+    /// The emulator shuffles streams, blocks and warps by this seed; none: ascending.
+    pub seed: Option<u64>,
+    /// Launches are captured and the graph is launched, rather than launching them.
+    pub captured: bool,
+}
+
+/// The device of a backend.
 ///
 /// # Errors
-/// There is no such device here.
-pub fn open(backend: Backend, seed: Option<u64>) -> Result<Box<dyn Device>> {
+/// There is no such device here: no driver, no GPU, or no emulator beside this program.
+pub fn open(backend: Backend, way: Way) -> Result<Box<dyn Device>> {
     match backend {
-        Backend::Emulator => Ok(Box::new(Emulated { modules: HashMap::new(), launches: 0, seed })),
-    }
-}
-
-/// Bytes of device memory: enough for the largest chunk of the exhaustive run.
-const MEMORY: u64 = 4 << 30;
-
-struct Emulated {
-    /// Modules that were parsed, by kernel.
-    modules: HashMap<&'static str, Module>,
-    launches: u32,
-    /// The order of blocks and warps; none: ascending.
-    seed: Option<u64>,
-}
-
-impl Device for Emulated {
-    fn name(&self) -> String {
-        let order = self.seed.map_or("in order".to_string(), |seed| format!("shuffled by seed {seed}"));
-        format!("emulator, memcheck and racecheck on, blocks and warps {order}")
-    }
-
-    fn capability(&self) -> u32 {
-        90
-    }
-
-    fn run(&mut self, buffers: &mut [Data], steps: &[Step]) -> Result<()> {
-        let mut memory = DeviceMemory::new(MEMORY, true);
-        let allocate = |memory: &mut DeviceMemory, bytes: &[u8], name| -> Result<u64> {
-            let length = bytes.len().max(1) as u64;
-            let address = memory.allocate(length, name, true).context("the emulated device is full")?;
-            if !bytes.is_empty() {
-                memory.write(address, bytes).map_err(|bad| anyhow!("{bad:?}"))?;
-            }
-            Ok(address)
-        };
-        let mut addresses = Vec::new();
-        for buffer in buffers.iter() {
-            let bytes = for_each_type!(buffer, values => bytemuck::cast_slice(values));
-            addresses.push(allocate(&mut memory, bytes, "buffer of the case")?);
+        Backend::Emulator => Ok(Box::new(Emulated::open(way)?)),
+        Backend::Gpu if way.seed.is_some() => {
+            bail!("--seed shuffles the emulator; a GPU has an order of its own")
         }
+        Backend::Gpu => Ok(Box::new(Driven::open(way.captured)?)),
+    }
+}
+
+/// A device behind gpu-driver.
+pub struct Driven {
+    /// What was loaded, by the text of the kernel.
+    kernels: HashMap<*const u8, Kernel>,
+    stream: Stream,
+    gpu: Gpu,
+    captured: bool,
+}
+
+impl Driven {
+    /// The first device.
+    ///
+    /// # Errors
+    /// There is none, or no driver.
+    pub fn open(captured: bool) -> Result<Self> {
+        let gpu = Gpu::open(0)?;
+        Ok(Self { kernels: HashMap::new(), stream: gpu.stream()?, gpu, captured })
+    }
+
+    fn launch(&self, steps: &[Step], device: &mut [Buffer<u8>]) -> Result<()> {
         for step in steps {
-            let kernel = step.kernel;
-            let launch = kernel.launch(&step.sizes)?;
-            if launch.is_empty() {
-                continue;
+            let kernel = &self.kernels[&step.kernel.source.as_ptr()];
+            let mut views: Vec<Lent<'_>> = device.iter_mut().map(Lent::new).collect();
+            let mut arguments = Vec::new();
+            for (argument, parameter) in step.arguments.iter().zip(step.kernel.parameters) {
+                arguments.push(match (*argument, parameter.kind) {
+                    (Argument::Buffer { index, offset }, Kind::Pointer { element, access, .. }) => views
+                        [index]
+                        .pass(element, access, offset)
+                        .with_context(|| format!("{}: `{}`", step.kernel.name, parameter.name))?,
+                    (Argument::Buffer { .. } | Argument::Nothing, _) => Passed::NOTHING,
+                    (Argument::U32(value), _) => value.into(),
+                    (Argument::U64(value), _) => value.into(),
+                    (Argument::F32(value), _) => value.into(),
+                    (Argument::F64(value), _) => value.into(),
+                });
             }
-            if !self.modules.contains_key(kernel.name) {
-                self.modules.insert(kernel.name, parser::parse(kernel.source).context(kernel.name)?);
-            }
-            let module = &self.modules[kernel.name];
-            let mut globals = HashMap::new();
-            for variable in &module.variables {
-                if let Some(init) = &variable.init {
-                    globals.insert(variable.name.clone(), allocate(&mut memory, init, "module variable")?);
-                }
-            }
-            let entry = module.entries.first().with_context(|| format!("{}: no entry", kernel.name))?;
-            let code = decode::decode(module, entry, &globals).context(kernel.name)?;
-            self.launches += 1;
-            let launch = exec::Launch {
-                kernel: &code,
-                grid: launch.grid,
-                block: launch.block,
-                params: &parameters(&step.arguments, buffers, &addresses),
-                dynamic_shared: launch.shared_bytes as usize,
-                id: self.launches,
-            };
-            let options = Options { race: true, seed: self.seed, ..Options::default() };
-            exec::run(&launch, &mut memory, options, &mut Counts::default())
-                .map_err(|fault| anyhow!("{} ({})", fault.message, fault.code))?;
-        }
-        for (buffer, address) in buffers.iter_mut().zip(addresses) {
-            let bytes: &mut [u8] = for_each_type!(buffer, values => bytemuck::cast_slice_mut(values));
-            if !bytes.is_empty() {
-                memory.read(address, bytes, false).map_err(|bad| anyhow!("{bad:?}"))?;
-            }
+            kernel.launch(&self.stream, &step.sizes, &arguments)?;
         }
         Ok(())
     }
 }
 
-/// The parameter buffer: each argument at a multiple of its size.
-fn parameters(arguments: &[Argument], buffers: &[Data], addresses: &[u64]) -> Vec<u8> {
-    let mut bytes = Vec::new();
-    let mut put = |value: &[u8]| {
-        bytes.resize(bytes.len().next_multiple_of(value.len()), 0u8);
-        bytes.extend_from_slice(value);
-    };
-    for argument in arguments {
-        match *argument {
-            Argument::Buffer { index, offset } => {
-                let at = addresses[index] + (offset * buffers[index].element().bytes()) as u64;
-                put(&at.to_le_bytes());
+impl Device for Driven {
+    fn name(&self) -> String {
+        format!("{}{}", self.gpu.device(), if self.captured { ", captured" } else { "" })
+    }
+
+    fn capability(&self) -> u32 {
+        self.gpu.device().compute()
+    }
+
+    fn run(&mut self, buffers: &mut [Data], steps: &[Step]) -> Result<()> {
+        for step in steps {
+            let text = step.kernel.source.as_ptr();
+            if !self.kernels.contains_key(&text) {
+                self.kernels.insert(text, self.gpu.load(step.kernel)?);
             }
-            Argument::Nothing => put(&0u64.to_le_bytes()),
-            Argument::U32(value) => put(&value.to_le_bytes()),
-            Argument::U64(value) => put(&value.to_le_bytes()),
-            Argument::F32(value) => put(&value.to_le_bytes()),
-            Argument::F64(value) => put(&value.to_le_bytes()),
+        }
+        let mut device = Vec::new();
+        for buffer in buffers.iter() {
+            let bytes: &[u8] = for_each_type!(buffer, values => bytemuck::cast_slice(values));
+            device.push(self.stream.buffer(bytes)?);
+        }
+        if self.captured {
+            let capture = Capture::begin(&self.stream, &[])?;
+            self.launch(steps, &mut device)?;
+            capture.end()?.instantiate()?.launch(&self.stream)?;
+        } else {
+            self.launch(steps, &mut device)?;
+        }
+        for (buffer, device) in buffers.iter_mut().zip(&device) {
+            let bytes: &mut [u8] = for_each_type!(buffer, values => bytemuck::cast_slice_mut(values));
+            self.stream.download(device, bytes)?;
+        }
+        Ok(())
+    }
+}
+
+/// A buffer lent to one launch: to read any number of times, to write once.
+struct Lent<'a> {
+    read: View<'a, u8>,
+    write: Option<ViewMut<'a, u8>>,
+}
+
+impl<'a> Lent<'a> {
+    fn new(buffer: &'a mut Buffer<u8>) -> Self {
+        let write = buffer.view_mut();
+        Self { read: write.aliased(), write: Some(write) }
+    }
+
+    /// The elements from `offset` on.
+    fn pass(&mut self, element: Element, access: Access, offset: usize) -> Result<Passed<'a>> {
+        match element {
+            Element::U8 => self.pass_as::<u8>(access, offset),
+            Element::U32 => self.pass_as::<u32>(access, offset),
+            Element::I32 => self.pass_as::<i32>(access, offset),
+            Element::U64 => self.pass_as::<u64>(access, offset),
+            Element::F16 => self.pass_as::<f16>(access, offset),
+            Element::Bf16 => self.pass_as::<bf16>(access, offset),
+            Element::F32 => self.pass_as::<f32>(access, offset),
+            Element::F64 => self.pass_as::<f64>(access, offset),
         }
     }
-    bytes
+
+    fn pass_as<T: DeviceType>(&mut self, access: Access, offset: usize) -> Result<Passed<'a>> {
+        if access == Access::Read {
+            return Ok(self.read.cast::<T>()?.range(offset..)?.into());
+        }
+        let view = self.write.take().context("the launch writes one buffer through two parameters")?;
+        Ok(view.cast::<T>()?.range(offset..)?.into())
+    }
+}
+
+/// The emulator in place of the driver. One at a time, for its settings and contexts belong to the process.
+struct Emulated {
+    driven: Driven,
+    emulator: Emulator,
+    way: Way,
+    _turn: MutexGuard<'static, ()>,
+}
+
+static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+
+impl Emulated {
+    fn open(way: Way) -> Result<Self> {
+        let turn = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+        let emulator = gpu_emulator::install()?;
+        emulator.set("GPU_EMULATOR_COMPUTE", "9.0")?;
+        emulator.set("GPU_EMULATOR_MEMCHECK", "on")?;
+        emulator.set("GPU_EMULATOR_RACECHECK", "on")?;
+        let order = way.seed.map_or("lazy".to_owned(), |seed| seed.to_string());
+        emulator.set("GPU_EMULATOR_STREAMS", &order)?;
+        Ok(Self { driven: Driven::open(way.captured)?, emulator, way, _turn: turn })
+    }
+}
+
+impl Device for Emulated {
+    fn name(&self) -> String {
+        let order = self.way.seed.map_or("in order".to_string(), |seed| format!("shuffled by seed {seed}"));
+        let captured = if self.way.captured { ", captured" } else { "" };
+        format!("emulator behind gpu-driver, memcheck and racecheck on, blocks and warps {order}{captured}")
+    }
+
+    fn capability(&self) -> u32 {
+        self.driven.capability()
+    }
+
+    fn run(&mut self, buffers: &mut [Data], steps: &[Step]) -> Result<()> {
+        self.emulator.clear_reports();
+        // What the emulator reports says where it was; the driver's code only what.
+        let result = self.driven.run(buffers, steps).map_err(|error| {
+            let reports = self.emulator.reports().join("\n");
+            error.context(reports)
+        });
+        let reports = self.emulator.reports();
+        if result.is_ok() && !reports.is_empty() {
+            bail!("the emulator reports: {}", reports.join("\n"));
+        }
+        result
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::parity::all_cases;
+
+    #[test]
+    fn a_captured_case_gives_the_bits_of_a_launched_one() {
+        let mut results = Vec::new();
+        for captured in [false, true] {
+            let mut device = open(Backend::Emulator, Way { seed: None, captured }).unwrap();
+            let mut seen: Vec<Vec<Data>> = Vec::new();
+            // The last case of each kernel, which is seldom the simplest.
+            let mut cases = all_cases().unwrap();
+            cases.reverse();
+            let mut done = std::collections::BTreeSet::new();
+            for case in cases.iter().filter(|case| done.insert(case.kernel.name)) {
+                let mut buffers = case.buffers.clone();
+                device.run(&mut buffers, &case.steps).unwrap();
+                seen.push(buffers);
+            }
+            assert_eq!(seen.len(), kernels_ptx::KERNELS.len());
+            results.push(seen);
+        }
+        for (eager, captured) in results[0].iter().flatten().zip(results[1].iter().flatten()) {
+            assert!((0..eager.len()).all(|i| eager.bits(i) == captured.bits(i)));
+        }
+    }
+
+    #[test]
+    fn a_machine_without_a_gpu_is_told_so() {
+        let mut command = std::process::Command::new(std::env::current_exe().unwrap());
+        command.args(["--exact", "parity::device::tests::child_without_a_gpu", "--ignored", "--nocapture"]);
+        let output = command.output().unwrap();
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        assert!(output.status.success() && text.contains("1 passed"), "{text}");
+    }
+
+    #[test]
+    #[ignore = "run by a_machine_without_a_gpu_is_told_so in a process of its own"]
+    fn child_without_a_gpu() {
+        let seed = Way { seed: Some(1), captured: false };
+        assert!(open(Backend::Gpu, seed).err().unwrap().to_string().contains("--seed shuffles the emulator"));
+        match open(Backend::Gpu, Way::default()) {
+            Err(error) => {
+                let error = error.downcast_ref::<gpu_driver::DriverError>().expect("a typed error");
+                println!("{error}");
+            }
+            // A machine with a card.
+            Ok(device) => assert!(device.name().starts_with("cuda:0")),
+        }
+    }
 }

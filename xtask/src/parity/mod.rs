@@ -39,6 +39,9 @@ pub struct Arguments {
     /// Shuffles the emulator's blocks and warps
     #[arg(long)]
     pub seed: Option<u64>,
+    /// Captures the launches of each case and launches the graph
+    #[arg(long)]
+    pub captured: bool,
     /// All 2^32 inputs of the casts from f32, instead of the cases
     #[arg(long)]
     pub exhaustive: bool,
@@ -47,8 +50,10 @@ pub struct Arguments {
 /// Where kernels run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum Backend {
-    /// The executor of gpu-emulator, on the CPU
+    /// gpu-emulator in place of the driver, on the CPU
     Emulator,
+    /// The first GPU
+    Gpu,
 }
 
 /// Runs the command.
@@ -56,7 +61,8 @@ pub enum Backend {
 /// # Errors
 /// A result out of bounds, a kernel without a case, no case at all, or a device that cannot be opened.
 pub fn run(arguments: &Arguments) -> Result<()> {
-    let mut device = device::open(arguments.backend, arguments.seed)?;
+    let Arguments { backend, seed, captured, .. } = *arguments;
+    let mut device = device::open(backend, device::Way { seed, captured })?;
     if arguments.exhaustive {
         return exhaustive::run(&mut *device);
     }
