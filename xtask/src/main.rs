@@ -8,6 +8,7 @@ mod command;
 mod conformance;
 mod emulate;
 mod fetch;
+mod gpu_report;
 mod parity;
 mod ptx;
 mod tidy;
@@ -35,6 +36,8 @@ enum Task {
     Bench(bench::Arguments),
     /// Compares every kernel with its CPU oracle, on the emulator or a GPU
     Parity(parity::Arguments),
+    /// Makes a folder that measures a GPU on a machine without a toolchain
+    GpuReport(gpu_report::Arguments),
     /// Downloads the model that tests and benchmarks use
     Fetch(fetch::Arguments),
     /// Checks the PTX kernels, assembles them, and writes their manifest and table
@@ -49,6 +52,7 @@ fn main() -> anyhow::Result<()> {
         Task::Emulate(arguments) => emulate::run(&arguments),
         Task::Bench(arguments) => bench::run(&arguments),
         Task::Parity(arguments) => parity::run(&arguments),
+        Task::GpuReport(arguments) => gpu_report::run(&arguments),
         Task::Fetch(arguments) => fetch::run(&arguments),
         Task::Ptx(arguments) => ptx::run(&arguments),
     }

@@ -29,12 +29,20 @@ pub trait Device {
 }
 
 /// How a device runs its launches.
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Clone, Copy)]
 pub struct Way {
     /// The emulator shuffles streams, blocks and warps by this seed; none: ascending.
     pub seed: Option<u64>,
     /// Launches are captured and the graph is launched, rather than launching them.
     pub captured: bool,
+    /// The emulator looks for races.
+    pub racecheck: bool,
+}
+
+impl Default for Way {
+    fn default() -> Self {
+        Self { seed: None, captured: false, racecheck: true }
+    }
 }
 
 /// The device of a backend.
@@ -181,7 +189,7 @@ impl Emulated {
         let emulator = gpu_emulator::install()?;
         emulator.set("GPU_EMULATOR_COMPUTE", "9.0")?;
         emulator.set("GPU_EMULATOR_MEMCHECK", "on")?;
-        emulator.set("GPU_EMULATOR_RACECHECK", "on")?;
+        emulator.set("GPU_EMULATOR_RACECHECK", if way.racecheck { "on" } else { "off" })?;
         let order = way.seed.map_or("lazy".to_owned(), |seed| seed.to_string());
         emulator.set("GPU_EMULATOR_STREAMS", &order)?;
         Ok(Self { driven: Driven::open(way.captured)?, emulator, way, _turn: turn })
@@ -192,7 +200,8 @@ impl Device for Emulated {
     fn name(&self) -> String {
         let order = self.way.seed.map_or("in order".to_string(), |seed| format!("shuffled by seed {seed}"));
         let captured = if self.way.captured { ", captured" } else { "" };
-        format!("emulator behind gpu-driver, memcheck and racecheck on, blocks and warps {order}{captured}")
+        let checks = if self.way.racecheck { "memcheck and racecheck" } else { "memcheck" };
+        format!("emulator behind gpu-driver, {checks} on, blocks and warps {order}{captured}")
     }
 
     fn capability(&self) -> u32 {
@@ -223,7 +232,7 @@ mod tests {
     fn a_captured_case_gives_the_bits_of_a_launched_one() {
         let mut results = Vec::new();
         for captured in [false, true] {
-            let mut device = open(Backend::Emulator, Way { seed: None, captured }).unwrap();
+            let mut device = open(Backend::Emulator, Way { captured, ..Way::default() }).unwrap();
             let mut seen: Vec<Vec<Data>> = Vec::new();
             // The last case of each kernel, which is seldom the simplest.
             let mut cases = all_cases().unwrap();
@@ -254,7 +263,7 @@ mod tests {
     #[test]
     #[ignore = "run by a_machine_without_a_gpu_is_told_so in a process of its own"]
     fn child_without_a_gpu() {
-        let seed = Way { seed: Some(1), captured: false };
+        let seed = Way { seed: Some(1), ..Way::default() };
         assert!(open(Backend::Gpu, seed).err().unwrap().to_string().contains("--seed shuffles the emulator"));
         match open(Backend::Gpu, Way::default()) {
             Err(error) => {

@@ -5,10 +5,10 @@
 mod block;
 #[cfg(test)]
 mod broken;
-mod case;
+pub mod case;
 mod casts;
 mod compare;
-mod device;
+pub mod device;
 mod elements;
 mod exhaustive;
 mod head;
@@ -62,12 +62,14 @@ pub enum Backend {
 /// A result out of bounds, a kernel without a case, no case at all, or a device that cannot be opened.
 pub fn run(arguments: &Arguments) -> Result<()> {
     let Arguments { backend, seed, captured, .. } = *arguments;
-    let mut device = device::open(backend, device::Way { seed, captured })?;
+    // Races do not depend on values: the cases look for them, and all values need not.
+    let racecheck = !arguments.exhaustive;
+    let mut device = device::open(backend, device::Way { seed, captured, racecheck })?;
     if arguments.exhaustive {
         return exhaustive::run(&mut *device);
     }
     let table = compare_all(&mut *device, all_cases()?, arguments.case.as_deref())?;
-    print!("{}", table.text);
+    print!("{}", table.text());
     ensure!(
         table.failures.is_empty(),
         "{} cases failed:\n{}",
@@ -77,7 +79,11 @@ pub fn run(arguments: &Arguments) -> Result<()> {
     Ok(())
 }
 
-fn all_cases() -> Result<Vec<Case>> {
+/// Every case of every kernel.
+///
+/// # Errors
+/// A fixture that does not read.
+pub fn all_cases() -> Result<Vec<Case>> {
     let mut all = casts::cases();
     all.extend(nf4::cases()?);
     all.extend(elements::cases());
@@ -88,17 +94,58 @@ fn all_cases() -> Result<Vec<Case>> {
     Ok(all)
 }
 
-/// The result of all cases.
-struct Table {
-    text: String,
-    failures: Vec<String>,
+/// What came of the cases of one kernel.
+#[derive(Debug, serde::Serialize)]
+pub struct Row {
+    kernel: &'static str,
+    cases: usize,
+    elements: usize,
+    /// Largest difference in units in the last place.
+    worst_ulp: f64,
+    /// Largest share of its bound that a difference has; none where all is exact.
+    of_bound: Option<f64>,
+    seconds: f64,
 }
 
-fn compare_all(device: &mut dyn Device, cases: Vec<Case>, filter: Option<&str>) -> Result<Table> {
+/// The result of all cases.
+#[derive(Debug, serde::Serialize)]
+pub struct Table {
+    device: String,
+    rows: Vec<Row>,
+    /// Kernels that the device lacks the instructions of, and the capability that they need.
+    skipped: BTreeMap<&'static str, u32>,
+    /// What failed, a line each.
+    pub failures: Vec<String>,
+}
+
+impl Table {
+    fn text(&self) -> String {
+        let mut text = format!(
+            "{}\n{:28} {:>5} {:>9} {:>10} {:>9} {:>8}\n",
+            self.device, "kernel", "cases", "elements", "worst ulp", "of bound", "seconds"
+        );
+        for Row { kernel, cases, elements, worst_ulp, of_bound, seconds } in &self.rows {
+            let bound = of_bound.map_or("exact".to_string(), |share| format!("{share:.3}"));
+            let row =
+                format!("{kernel:28} {cases:5} {elements:9} {worst_ulp:10.3} {bound:>9} {seconds:8.2}\n");
+            text.push_str(&row);
+        }
+        for (name, minimum) in &self.skipped {
+            text.push_str(&format!("{name}: not run, needs sm_{minimum}\n"));
+        }
+        text
+    }
+}
+
+/// Runs the cases whose kernel or label contains the filter.
+///
+/// # Errors
+/// No case ran. What differs is in the table.
+pub fn compare_all(device: &mut dyn Device, cases: Vec<Case>, filter: Option<&str>) -> Result<Table> {
     let capability = device.capability();
-    let mut rows: BTreeMap<&str, (usize, Agreement, f64)> = BTreeMap::new();
+    let mut rows: BTreeMap<&'static str, (usize, Agreement, f64)> = BTreeMap::new();
     let mut failures = Vec::new();
-    let mut skipped: BTreeMap<&str, u32> = BTreeMap::new();
+    let mut skipped = BTreeMap::new();
     for case in cases {
         let wanted = filter.is_none_or(|text| case.kernel.name.contains(text) || case.label.contains(text));
         if !wanted {
@@ -136,28 +183,15 @@ fn compare_all(device: &mut dyn Device, cases: Vec<Case>, filter: Option<&str>) 
         "no case ran{}",
         filter.map(|f| format!(": none contains {f:?}")).unwrap_or_default()
     );
-    let mut text = format!(
-        "{}\n{:28} {:>5} {:>9} {:>10} {:>9} {:>8}\n",
-        device.name(),
-        "kernel",
-        "cases",
-        "elements",
-        "worst ulp",
-        "of bound",
-        "seconds"
-    );
-    for (name, (cases, agreement, seconds)) in &rows {
-        let bound =
-            if agreement.bounded { format!("{:.3}", agreement.of_bound) } else { "exact".to_string() };
-        text.push_str(&format!(
-            "{name:28} {cases:5} {:9} {:10.3} {bound:>9} {seconds:8.2}\n",
-            agreement.elements, agreement.ulps
-        ));
-    }
-    for (name, minimum) in skipped {
-        text.push_str(&format!("{name}: not run, needs sm_{minimum}\n"));
-    }
-    Ok(Table { text, failures })
+    let rows = rows.into_iter().map(|(kernel, (cases, agreement, seconds))| Row {
+        kernel,
+        cases,
+        elements: agreement.elements,
+        worst_ulp: agreement.ulps,
+        of_bound: agreement.bounded.then_some(agreement.of_bound),
+        seconds,
+    });
+    Ok(Table { device: device.name(), rows: rows.collect(), skipped, failures })
 }
 
 /// Runs one case and compares all that it expects.

@@ -214,17 +214,17 @@ fn adamw(random: &mut Random, lengths: &[usize]) -> anyhow::Result<Vec<Case>> {
 
 /// What bitsandbytes' rule gives, and its dynamic maps: signed for first moments, unsigned for second.
 struct Fixture {
-    file: Vec<u8>,
+    file: &'static [u8],
 }
 
 impl Fixture {
-    fn read() -> anyhow::Result<Self> {
-        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/fixtures/adamw8.safetensors");
-        Ok(Self { file: std::fs::read(path).context(path)? })
+    /// Part of the program, so that it also runs where there is no workspace.
+    const fn here() -> Self {
+        Self { file: include_bytes!("../../../tests/fixtures/adamw8.safetensors") }
     }
 
     fn bytes(&self, name: &str) -> anyhow::Result<Vec<u8>> {
-        Ok(SafeTensors::deserialize(&self.file)?
+        Ok(SafeTensors::deserialize(self.file)?
             .tensor(name)
             .with_context(|| name.to_string())?
             .data()
@@ -351,7 +351,7 @@ fn fixture_8bit(fixture: &Fixture) -> anyhow::Result<Vec<Case>> {
 }
 
 fn adamw_8bit(random: &mut Random) -> anyhow::Result<Vec<Case>> {
-    let fixture = Fixture::read()?;
+    let fixture = Fixture::here();
     let maps = [fixture.floats("map_m")?, fixture.floats("map_v")?];
     let mut all = fixture_8bit(&fixture)?;
     for (lengths, bound) in [(vec![1], 10.0), (vec![256, 256], f32::INFINITY), (vec![700, 4, 255], 10.0)] {
