@@ -3,6 +3,7 @@
 use super::*;
 use crate::engine::Moments;
 use crate::lora::{LoraConfig, LoraTensors, modules};
+use crate::model::testing::{flip_each_bit, header_of_safetensors};
 use crate::model::{Family, Projection, Rope};
 
 fn shape() -> ModelShape {
@@ -134,6 +135,33 @@ fn damaged_checkpoints_are_refused() {
         fs::write(&file, &content).unwrap();
     }
     Checkpoint::load(&path, &shape()).unwrap();
+}
+
+// B101: whatever bit is flipped in what is not values, it is an error or another checkpoint, and never a panic.
+#[test]
+fn flipped_bits_never_panic() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut files = 0;
+    for entry in fs::read_dir(save(dir.path(), 1)).unwrap() {
+        let name = entry.unwrap().file_name();
+        let whole = fs::read(dir.path().join("step-000001").join(&name)).unwrap();
+        let is_json = name.to_string_lossy().ends_with(".json");
+        let bytes = if is_json { 0..whole.len() } else { header_of_safetensors(&whole) };
+        let flips = 8 * bytes.len();
+        let usable = flip_each_bit(&whole, bytes, || {
+            let dir = tempfile::tempdir().unwrap();
+            let path = save(dir.path(), 1);
+            let file = path.join(&name);
+            move |changed: &[u8]| {
+                let _ = &dir;
+                fs::write(&file, changed).unwrap();
+                read_header(&path).is_ok() & Checkpoint::load(&path, &shape()).is_ok()
+            }
+        });
+        assert!(usable < flips / 2, "{usable} of {flips} changes of {name:?} go unseen");
+        files += 1;
+    }
+    assert_eq!(files, 4);
 }
 
 #[test]

@@ -6,6 +6,8 @@ mod directory;
 mod error;
 mod export;
 mod fields;
+#[cfg(test)]
+mod flipped_bits;
 mod gguf;
 mod identity;
 mod map;

@@ -1,6 +1,9 @@
 //! Small models for tests, directories and GGUF files with weights by formula, to be damaged by the test.
 
+use std::ops::Range;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
+use std::thread;
 
 use serde_json::{Value, json};
 
@@ -123,6 +126,42 @@ pub(crate) fn safetensors_with_header(header: &str, data: &[u8]) -> Vec<u8> {
     file
 }
 
+/// The bytes of a safetensors file before its data: the length of the header, and the header.
+pub(crate) fn header_of_safetensors(file: &[u8]) -> Range<usize> {
+    0..8 + u64::from_le_bytes(file[..8].try_into().unwrap()) as usize
+}
+
+/// Calls what `start` makes, once for each thread, with each bit of these bytes of a file flipped. Returns how many
+/// of the changed files could be used.
+pub(crate) fn flip_each_bit<F: FnMut(&[u8]) -> bool>(
+    file: &[u8],
+    bytes: Range<usize>,
+    start: impl Fn() -> F + Sync,
+) -> usize {
+    let threads = thread::available_parallelism().map_or(1, |count| count.get().min(8));
+    let (start, bytes) = (&start, &bytes);
+    let of_thread = |first: usize| {
+        move || {
+            let (mut use_file, mut changed, mut usable) = (start(), file.to_vec(), 0);
+            for at in bytes.clone().skip(first).step_by(threads) {
+                for bit in 0..8 {
+                    changed[at] ^= 1 << bit;
+                    match catch_unwind(AssertUnwindSafe(|| use_file(&changed))) {
+                        Ok(used) => usable += usize::from(used),
+                        Err(_) => panic!("bit {bit} of byte {at} of {} makes a panic", file.len()),
+                    }
+                    changed[at] ^= 1 << bit;
+                }
+            }
+            usable
+        }
+    };
+    thread::scope(|scope| {
+        let running: Vec<_> = (0..threads).map(|first| scope.spawn(of_thread(first))).collect();
+        running.into_iter().map(|thread| thread.join().expect("a flipped bit makes a panic")).sum()
+    })
+}
+
 /// A file or folder of tests/fixtures.
 pub(crate) fn fixture(name: &str) -> PathBuf {
     Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fixtures")).join(name)
@@ -136,6 +175,33 @@ pub(crate) fn f32_from_hex(text: &str) -> Vec<f32> {
 /// Bytes from hexadecimal digits.
 pub(crate) fn bytes_from_hex(text: &str) -> Vec<u8> {
     (0..text.len()).step_by(2).map(|at| u8::from_str_radix(&text[at..at + 2], 16).unwrap()).collect()
+}
+
+/// A tokenizer.json: byte-level BPE over a few letters, ten tokens in all.
+pub(crate) fn tokenizer() -> Value {
+    let letters = ["a", "b", "c", "Ġ", "!"];
+    let mut vocab: serde_json::Map<String, Value> =
+        letters.iter().enumerate().map(|(id, letter)| ((*letter).to_owned(), id.into())).collect();
+    for token in ["ab", "abc", "Ġa", "<|end|>", "<tool>"] {
+        vocab.insert(token.into(), vocab.len().into());
+    }
+    let added = |id: u32, content: &str, special: bool| {
+        json!({"id": id, "content": content, "special": special, "single_word": false, "lstrip": false,
+               "rstrip": false, "normalized": false})
+    };
+    json!({
+        "version": "1.0", "truncation": null, "padding": null,
+        "added_tokens": [added(8, "<|end|>", true), added(9, "<tool>", false)],
+        "normalizer": null,
+        "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true},
+        "post_processor": null,
+        "decoder": {"type": "ByteLevel", "add_prefix_space": true, "trim_offsets": true, "use_regex": true},
+        "model": {
+            "type": "BPE", "dropout": null, "unk_token": null, "continuing_subword_prefix": null,
+            "end_of_word_suffix": null, "fuse_unk": false, "byte_fallback": false, "ignore_merges": false,
+            "vocab": vocab, "merges": [["a", "b"], ["ab", "c"], ["Ġ", "a"]],
+        },
+    })
 }
 
 /// A GGUF metadata value.

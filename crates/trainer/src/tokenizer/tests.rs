@@ -4,33 +4,7 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::event::Collected;
-
-/// Byte-level BPE over a few letters.
-fn small() -> Value {
-    let letters = ["a", "b", "c", "Ġ", "!"];
-    let mut vocab: serde_json::Map<String, Value> =
-        letters.iter().enumerate().map(|(id, letter)| ((*letter).to_owned(), id.into())).collect();
-    for token in ["ab", "abc", "Ġa", "<|end|>", "<tool>"] {
-        vocab.insert(token.into(), vocab.len().into());
-    }
-    let added = |id: u32, content: &str, special: bool| {
-        json!({"id": id, "content": content, "special": special, "single_word": false, "lstrip": false,
-               "rstrip": false, "normalized": false})
-    };
-    json!({
-        "version": "1.0", "truncation": null, "padding": null,
-        "added_tokens": [added(8, "<|end|>", true), added(9, "<tool>", false)],
-        "normalizer": null,
-        "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true},
-        "post_processor": null,
-        "decoder": {"type": "ByteLevel", "add_prefix_space": true, "trim_offsets": true, "use_regex": true},
-        "model": {
-            "type": "BPE", "dropout": null, "unk_token": null, "continuing_subword_prefix": null,
-            "end_of_word_suffix": null, "fuse_unk": false, "byte_fallback": false, "ignore_merges": false,
-            "vocab": vocab, "merges": [["a", "b"], ["ab", "c"], ["Ġ", "a"]],
-        },
-    })
-}
+use crate::model::testing::tokenizer as small;
 
 fn load(json: Value) -> (Tokenizer, Vec<String>) {
     let mut events = Collected::default();

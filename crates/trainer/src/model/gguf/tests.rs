@@ -475,14 +475,6 @@ fn a_truncated_file_is_always_refused() {
     }
 }
 
-/// One bit makes the type of a vector a block type whose bytes are fewer than the vector's elements.
-#[test]
-fn a_quantised_vector_is_no_panic() {
-    let mut file = TinyGguf::new("llama").bytes();
-    file[2034] ^= 1 << 1;
-    use_file(&file);
-}
-
 proptest! {
     #![proptest_config(ProptestConfig { cases: 300, ..ProptestConfig::default() })]
 
@@ -492,13 +484,6 @@ proptest! {
         for (at, value) in changes {
             file[at] = value;
         }
-        use_file(&file);
-    }
-
-    #[test]
-    fn flipped_bits_of_headers_never_panic(at in 0usize..3000, bit in 0u32..8) {
-        let mut file = TinyGguf::new("llama").bytes();
-        file[at] ^= 1 << bit;
         use_file(&file);
     }
 }
