@@ -138,10 +138,12 @@ impl Context<'_> {
         let [x, y, _] = self.launch.grid.map(u64::from);
         self.ctaid = [(number % x) as u32, (number / x % y) as u32, (number / x / y) as u32];
         self.block_number = number as u32;
-        self.shared.fill(crate::memory::POISON);
-        self.shared_state.fill(UNWRITTEN);
-        if self.options.race {
-            self.shared_race.reset(self.shared.len());
+        if !self.shared.is_empty() {
+            self.shared.fill(crate::memory::POISON);
+            self.shared_state.fill(UNWRITTEN);
+            if self.options.race {
+                self.shared_race.reset(self.shared.len());
+            }
         }
         self.epoch = 1;
         self.barriers.fill(BarrierState::default());

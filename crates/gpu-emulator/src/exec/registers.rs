@@ -147,6 +147,17 @@ impl Registers {
         self.put_d(i.d, &t, mask);
     }
 
+    /// A double from a word.
+    #[inline(always)]
+    pub fn dw1(&mut self, i: &Inst, mask: u32, f: impl Fn(u32) -> u64) {
+        let a = &self.w[i.a as usize];
+        let mut t = [0; LANES];
+        for l in 0..LANES {
+            t[l] = f(a[l]);
+        }
+        self.put_d(i.d, &t, mask);
+    }
+
     /// A double from two words.
     #[inline(always)]
     pub fn dww(&mut self, i: &Inst, mask: u32, f: impl Fn(u32, u32) -> u64) {

@@ -93,6 +93,11 @@ impl Warp {
         for &slot in &kernel.truths {
             r.p[slot as usize] = FULL;
         }
+        for &(slot, special) in &kernel.specials {
+            if !matches!(special, Special::Ctaid(_)) {
+                r.w[slot as usize] = special_value(launch, index, special);
+            }
+        }
         warp
     }
 
@@ -100,15 +105,20 @@ impl Warp {
     pub fn reset(&mut self, context: &Context<'_>) {
         let launch = context.launch;
         for &(slot, special) in &launch.kernel.specials {
-            self.registers.w[slot as usize] = special_value(launch, context.ctaid, self.index, special);
+            if let Special::Ctaid(axis) = special {
+                self.registers.w[slot as usize] = broadcast(context.ctaid[axis as usize]);
+            }
         }
         self.paths.clear();
         self.paths.push(Path { pc: 0, meet: NEVER, mask: self.present });
         self.live = self.present;
         self.state = State::Ready;
         self.epoch = 0;
-        self.local.fill(crate::memory::POISON);
-        self.local_written.fill(false);
+        // Filling nothing is slow: the masked store of an empty range ends in an assist of the processor.
+        if !self.local.is_empty() {
+            self.local.fill(crate::memory::POISON);
+            self.local_written.fill(false);
+        }
         self.open_copies = vec![Vec::new(); if launch.kernel.copies.is_empty() { 0 } else { LANES }];
         self.copy_groups = vec![VecDeque::new(); self.open_copies.len()];
     }
@@ -248,7 +258,7 @@ impl Warp {
                 path.mask & if inst.negated { !p } else { p }
             };
             executed += 1;
-            lane_count += u64::from(mask.count_ones());
+            lane_count += if mask == FULL { 32 } else { u64::from(mask.count_ones()) };
             if mask == 0 {
                 path.pc += 1;
                 continue;
@@ -417,7 +427,8 @@ impl Warp {
     }
 }
 
-fn special_value(launch: &Launch<'_>, ctaid: [u32; 3], warp: u32, special: Special) -> [u32; LANES] {
+/// A special register; the block's number, the only one that changes from block to block, is `reset`'s.
+fn special_value(launch: &Launch<'_>, warp: u32, special: Special) -> [u32; LANES] {
     let block = launch.block;
     let threads = block.iter().product::<u32>();
     let lane: [u32; LANES] = std::array::from_fn(|l| l as u32);
@@ -427,7 +438,7 @@ fn special_value(launch: &Launch<'_>, ctaid: [u32; 3], warp: u32, special: Speci
         Special::Tid(1) => lane.map(|l| thread(l) / block[0] % block[1]),
         Special::Tid(_) => lane.map(|l| thread(l) / block[0] / block[1]),
         Special::Ntid(c) => broadcast(block[c as usize]),
-        Special::Ctaid(c) => broadcast(ctaid[c as usize]),
+        Special::Ctaid(_) => broadcast(0),
         Special::Nctaid(c) => broadcast(launch.grid[c as usize]),
         Special::Laneid => lane,
         Special::Warpid => broadcast(warp),

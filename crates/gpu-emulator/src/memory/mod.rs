@@ -6,10 +6,11 @@
 //! byte by the one lookup that finds it. Shadow bits remember which bytes were written.
 
 pub mod host;
+mod page;
 pub mod race;
 
 use host::HostMemory;
-use race::RaceCells;
+pub use page::{PageData, Written};
 
 /// Bytes of a page, and the unit in which VRAM is charged.
 pub const PAGE: u64 = 2 << 20;
@@ -49,17 +50,6 @@ struct Allocation {
     len: u64,
     state: State,
     name: &'static str,
-}
-
-/// The bytes of a page and their shadow.
-#[derive(Debug, Default)]
-pub struct PageData {
-    /// The bytes; shorter than a page at the end of an allocation.
-    pub bytes: Vec<u8>,
-    /// One bit a byte: written. Empty where nothing is tracked.
-    written: Vec<u8>,
-    /// Who touched what in the current launch.
-    pub race: Option<Box<RaceCells>>,
 }
 
 #[derive(Debug)]
@@ -227,11 +217,7 @@ impl DeviceMemory {
         }
         let start = BASE + index as u64 * PAGE - allocation.base;
         let len = (allocation.len - start).min(PAGE) as usize;
-        page.data = Some(Box::new(PageData {
-            bytes: vec![POISON; len],
-            written: if track { vec![0; len.div_ceil(8)] } else { Vec::new() },
-            race: None,
-        }));
+        page.data = Some(Box::new(PageData::new(len, track)));
         Some(())
     }
 
@@ -258,7 +244,7 @@ impl DeviceMemory {
                 return Err(self.bad(at, n as u64));
             };
             now.copy_from_slice(bytes);
-            if check && let Some(first) = page.first_unwritten(offset, n) {
+            if check && let Some(first) = page.written.first_unwritten(offset, n) {
                 return Err(BadAccess::Uninitialised(self.describe(at + first as u64)));
             }
             rest = later;
@@ -288,7 +274,7 @@ impl DeviceMemory {
             let n = rest.len().min(PAGE as usize - offset);
             let Some(page) = self.touch(at) else { return Err(self.bad(at, n as u64)) };
             page.bytes[offset..offset + n].copy_from_slice(&rest[..n]);
-            page.mark_written(offset, n);
+            page.written.mark(offset, n);
             rest = &rest[n..];
             at += n as u64;
         }
@@ -337,9 +323,9 @@ impl DeviceMemory {
             let n = (len - done).min(PAGE - (from + done) % PAGE).min(PAGE - (to + done) % PAGE) as usize;
             self.read(from + done, &mut buffer[..n], false)?;
             let unwritten: Vec<usize> = match self.touch(from + done) {
-                Some(page) if !page.written.is_empty() => {
+                Some(page) if page.written.tracks() => {
                     let offset = ((from + done) % PAGE) as usize;
-                    (0..n).filter(|i| !page.is_written(offset + i)).collect()
+                    (0..n).filter(|i| !page.written.holds(offset + i)).collect()
                 }
                 _ => Vec::new(),
             };
@@ -349,7 +335,7 @@ impl DeviceMemory {
             {
                 let offset = ((to + done) % PAGE) as usize;
                 for i in unwritten {
-                    page.mark_unwritten(offset + i);
+                    page.written.clear(offset + i);
                 }
             }
             done += n as u64;
@@ -420,85 +406,6 @@ impl DeviceMemory {
             ),
             None => format!("{address:#x}"),
         }
-    }
-}
-
-impl PageData {
-    /// Whether `N` bytes (a power of two up to 16) at `offset`, a multiple of `N`, are all written.
-    #[inline(always)]
-    pub fn all_written<const N: usize>(&self, offset: usize) -> bool {
-        if N == 16 {
-            return self.written.get(offset / 8..offset / 8 + 2).is_none_or(|pair| pair == [0xff, 0xff]);
-        }
-        // At most 8 bytes, aligned: their bits lie in one byte.
-        let wanted = (((1u32 << N) - 1) as u8) << (offset % 8);
-        self.written.get(offset / 8).is_none_or(|bits| bits & wanted == wanted)
-    }
-
-    /// Notes that `N` bytes at `offset`, a multiple of `N`, are written.
-    #[inline(always)]
-    pub fn mark_aligned<const N: usize>(&mut self, offset: usize) {
-        if N == 16 {
-            if let Some(pair) = self.written.get_mut(offset / 8..offset / 8 + 2) {
-                pair.copy_from_slice(&[0xff, 0xff]);
-            }
-        } else if let Some(bits) = self.written.get_mut(offset / 8) {
-            *bits |= (((1u32 << N) - 1) as u8) << (offset % 8);
-        }
-    }
-
-    /// Notes that `n` bytes from `offset` were written.
-    #[inline]
-    pub fn mark_written(&mut self, offset: usize, n: usize) {
-        if self.written.is_empty() {
-            return;
-        }
-        if n <= 8 && offset % 8 + n <= 8 {
-            self.written[offset / 8] |= (((1u32 << n) - 1) as u8) << (offset % 8);
-            return;
-        }
-        let mut at = offset;
-        let end = offset + n;
-        while at < end {
-            if at % 8 == 0 && end - at >= 8 {
-                let whole = (end - at) / 8;
-                self.written[at / 8..at / 8 + whole].fill(0xff);
-                at += whole * 8;
-            } else {
-                self.written[at / 8] |= 1 << (at % 8);
-                at += 1;
-            }
-        }
-    }
-
-    fn mark_unwritten(&mut self, at: usize) {
-        if !self.written.is_empty() {
-            self.written[at / 8] &= !(1 << (at % 8));
-        }
-    }
-
-    fn is_written(&self, at: usize) -> bool {
-        self.written.is_empty() || self.written[at / 8] >> (at % 8) & 1 == 1
-    }
-
-    /// The first of `n` bytes from `offset` that was not written, counted from `offset`.
-    #[inline]
-    pub fn first_unwritten(&self, offset: usize, n: usize) -> Option<usize> {
-        if self.written.is_empty() {
-            return None;
-        }
-        if n <= 8 && offset % 8 + n <= 8 {
-            let wanted = (((1u32 << n) - 1) as u8) << (offset % 8);
-            if self.written[offset / 8] & wanted == wanted {
-                return None;
-            }
-        } else if offset % 8 == 0
-            && n % 8 == 0
-            && self.written[offset / 8..(offset + n) / 8].iter().all(|&b| b == 0xff)
-        {
-            return None;
-        }
-        (0..n).find(|i| !self.is_written(offset + i))
     }
 }
 

@@ -154,12 +154,10 @@ pub fn convert(r: &mut Registers, i: &Inst, m: u32, c: &Convert) {
         (Type::U32 | Type::S32, Type::U8) if plain => return r.w1(i, m, |a| a & 0xff),
         (Type::U16 | Type::S16, Type::U32 | Type::S32) if plain => return r.w1(i, m, |a| a & 0xffff),
         (Type::U64 | Type::S64, Type::U32) if !c.sat && i.x == 1 => {
-            let t = r.w[i.a as usize].map(u64::from);
-            return r.put_d(i.d, &t, m);
+            return r.dw1(i, m, u64::from);
         }
         (Type::S64 | Type::U64, Type::S32) if !c.sat && i.x == 1 => {
-            let t = r.w[i.a as usize].map(|a| a as i32 as i64 as u64);
-            return r.put_d(i.d, &t, m);
+            return r.dw1(i, m, |a| a as i32 as i64 as u64);
         }
         (Type::U32 | Type::S32, Type::U64 | Type::S64) if !c.sat && i.x == 2 => {
             return r.wd1(i, m, |a| a as u32);

@@ -6,9 +6,12 @@
 mod convert;
 mod float;
 mod int;
+pub mod memory;
 
 use super::registers::Registers;
-use crate::ptx::code::{Inst, Op};
+use crate::memory::DeviceMemory;
+use crate::ptx::code::{Access, Inst, Op};
+use memory::{load, load_shared, store, store_shared};
 
 /// A family's entry point.
 pub type Family = fn(&mut Registers, &Inst, u32);
@@ -26,6 +29,14 @@ pub struct Lanes {
     pub half: Family,
     /// Conversions and comparisons.
     pub convert: Family,
+    /// Loads from global memory.
+    pub load: memory::Global,
+    /// Stores to global memory.
+    pub store: memory::Global,
+    /// Loads from shared memory.
+    pub load_shared: memory::Shared,
+    /// Stores to shared memory.
+    pub store_shared: memory::Shared,
     /// Which instruction set this is, for reports.
     pub name: &'static str,
 }
@@ -85,26 +96,42 @@ macro_rules! instruction_set {
     ($module:ident, $name:literal, $features:literal) => {
         #[cfg(target_arch = "x86_64")]
         mod $module {
-            use super::{Inst, Lanes, Registers};
+            use super::memory::Rules;
+            use super::{Access, DeviceMemory, Inst, Lanes, Registers};
 
-            instruction_set!(@family word, $features);
-            instruction_set!(@family double, $features);
-            instruction_set!(@family float, $features);
-            instruction_set!(@family half, $features);
-            instruction_set!(@family convert, $features);
+            instruction_set!(@compiled $features, word(i: &Inst, m: u32) -> ());
+            instruction_set!(@compiled $features, double(i: &Inst, m: u32) -> ());
+            instruction_set!(@compiled $features, float(i: &Inst, m: u32) -> ());
+            instruction_set!(@compiled $features, half(i: &Inst, m: u32) -> ());
+            instruction_set!(@compiled $features, convert(i: &Inst, m: u32) -> ());
+            instruction_set!(@compiled $features, load(t: &mut DeviceMemory, a: &Access, m: u32, u: Rules) -> bool);
+            instruction_set!(@compiled $features, store(t: &mut DeviceMemory, a: &Access, m: u32, u: Rules) -> bool);
+            instruction_set!(@compiled $features, load_shared(t: &mut [u8], s: &mut [u8], a: &Access, m: u32) -> bool);
+            instruction_set!(@compiled $features, store_shared(t: &mut [u8], s: &mut [u8], a: &Access, m: u32) -> bool);
 
-            pub(super) const LANES: Lanes = Lanes { word, double, float, half, convert, name: $name };
+            pub(super) const LANES: Lanes = Lanes {
+                word,
+                double,
+                float,
+                half,
+                convert,
+                load,
+                store,
+                load_shared,
+                store_shared,
+                name: $name,
+            };
         }
     };
-    (@family $family:ident, $features:literal) => {
-        fn $family(r: &mut Registers, i: &Inst, m: u32) {
+    (@compiled $features:literal, $family:ident($($name:ident: $type:ty),*) -> $result:ty) => {
+        fn $family(r: &mut Registers, $($name: $type),*) -> $result {
             #[target_feature(enable = $features)]
-            fn inner(r: &mut Registers, i: &Inst, m: u32) {
-                super::$family(r, i, m);
+            fn inner(r: &mut Registers, $($name: $type),*) -> $result {
+                super::$family(r, $($name),*)
             }
             // SAFETY: the features must be present; `Lanes::detect`, the only way to reach this
             // pointer, hands it out after asking the CPU for them.
-            unsafe { inner(r, i, m) }
+            unsafe { inner(r, $($name),*) }
         }
     };
 }
@@ -116,7 +143,8 @@ instruction_set!(
     "avx2,fma,bmi1,bmi2,lzcnt,popcnt,avx512f,avx512bw,avx512dq,avx512vl,avx512cd"
 );
 
-const BASELINE: Lanes = Lanes { word, double, float, half, convert, name: "baseline" };
+const BASELINE: Lanes =
+    Lanes { word, double, float, half, convert, load, store, load_shared, store_shared, name: "baseline" };
 
 impl Lanes {
     /// The best set that this CPU has.
