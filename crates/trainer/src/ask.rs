@@ -1,6 +1,6 @@
 //! Asking a model a question, with or without an adapter.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use cpu_ops::Threads;
 
@@ -64,8 +64,8 @@ pub fn answer(
         None => None,
     };
     let positions = shape.max_positions;
-    let options =
-        EncoderOptions { loss_on: LossOn::Assistant, max_length: positions, positions, now: Moment::now() };
+    let now = date(question.adapter.as_deref())?;
+    let options = EncoderOptions { loss_on: LossOn::Assistant, max_length: positions, positions, now };
     let prompt = Encoder::new(&tokenizer, options).question(&question.prompt)?;
     // An answer may not be longer than the model can hold, whatever was asked for.
     let limit = positions.min(prompt.len().saturating_add(question.max_tokens));
@@ -97,6 +97,12 @@ pub fn answer(
         on_text(rest);
     }
     Ok(text)
+}
+
+/// The date that the chat template sees: an adapter's training saw one, and is asked with the same.
+fn date(adapter: Option<&Path>) -> Result<Moment> {
+    let of_training = adapter.map(adapter::read_date).transpose()?.flatten();
+    Ok(of_training.unwrap_or_else(Moment::now))
 }
 
 /// Passes on what is new in `text`, unless it ends within a character: then the next token completes it.

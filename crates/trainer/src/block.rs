@@ -411,3 +411,46 @@ impl<B: Backend> Pass<'_, B> {
         backend.rms_norm_dx(x, &weights.input_norm, eps, dh, 1.0, d)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::backend::CpuBackend;
+    use crate::model::{Family, Rope};
+
+    // B38: the estimate by which a run decides what it keeps is what is really taken, to the byte.
+    #[test]
+    fn the_estimate_of_activations_is_what_they_take() {
+        let mut backend = CpuBackend::new(cpu_ops::Threads::new(1).unwrap());
+        for (qk_norm, head_dim) in [(false, 4), (true, 16)] {
+            let shape = ModelShape {
+                family: if qk_norm { Family::Qwen3 } else { Family::Llama },
+                vocab: 32,
+                hidden: 24,
+                layers: 1,
+                heads: 6,
+                kv_heads: 2,
+                head_dim,
+                intermediate: 40,
+                rms_norm_eps: 1e-5,
+                qkv_bias: false,
+                o_bias: false,
+                mlp_bias: false,
+                qk_norm,
+                tied: true,
+                rope: Rope { inv_freq: vec![1.0; head_dim / 2], attention_factor: 1.0 },
+                max_positions: 64,
+                windows: vec![None],
+                eos: vec![2],
+            };
+            for adapted in [&Projection::ALL[..], &[Projection::Q], &[]] {
+                let saved = Saved::new(&mut backend, &shape, adapted, 5, 7).unwrap();
+                let Saved { unnormed, q, k, v, att, log_sum_exp, mid, gate, up, xa } = &saved;
+                let optional = unnormed.iter().flatten().chain(xa.iter().flatten());
+                let all = [q, k, v, att, log_sum_exp, mid, gate, up].into_iter().chain(optional);
+                let taken: usize = all.map(DeviceTensor::bytes).sum();
+                assert_eq!(Saved::<CpuBackend>::bytes(&shape, adapted.len(), 5, 7), taken);
+            }
+        }
+    }
+}

@@ -76,6 +76,16 @@ fn a_run_stopped_by_ctrl_c_goes_on_as_if_it_had_never_stopped() {
     // A finished run says so and changes nothing.
     let message = work.train(&sets).failed(5);
     assert!(message.contains("is at step 600 of 600: the run is finished"), "{message}");
+    // Unless its adapter was not written, or only in part, or is still that of a shorter run.
+    let adapter = work.path("out/adapter/adapter_model.safetensors");
+    fs::remove_file(&adapter).unwrap();
+    work.train(&sets).ok();
+    assert!(result(&work, "out") == whole);
+    let mut last = fs::read(&adapter).unwrap();
+    *last.last_mut().unwrap() ^= 1;
+    fs::write(&adapter, last).unwrap();
+    work.train(&sets).ok();
+    assert!(result(&work, "out") == whole);
 }
 
 // B101: killed at any moment, also while a checkpoint is written, a run goes on from a whole checkpoint.

@@ -14,7 +14,10 @@ fn a_run_writes_its_adapter_metrics_events_and_checkpoints() {
     let work = Work::new();
     let out = work.train(&[]).ok();
     assert_eq!(work.names("out"), [".lock", "adapter", "checkpoints", "events.jsonl", "metrics.jsonl"]);
-    assert_eq!(work.names("out/adapter"), ["adapter_config.json", "adapter_model.safetensors"]);
+    assert_eq!(
+        work.names("out/adapter"),
+        ["adapter_config.json", "adapter_model.safetensors", "nibble.json"]
+    );
     assert_eq!(work.names("out/checkpoints"), ["step-000004", "step-000008", "step-000012"]);
     // The newest checkpoint's adapter is the trained one.
     for name in work.names("out/adapter") {
@@ -109,6 +112,50 @@ fn a_sample_that_is_trained_on_is_answered() {
     };
     assert_eq!(ask(&["--adapter", "out/adapter"]), "a frog\n");
     assert_ne!(ask(&[]), "a frog\n");
+}
+
+/// What the binary asks the adapter when the template shows the date, made visible by a template that refuses it.
+#[test]
+fn an_adapter_is_asked_with_the_date_that_its_training_saw() {
+    let work = Work::new();
+    let template = |body: &str| {
+        let path = work.path("model/tokenizer_config.json");
+        let mut config: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+        config["chat_template"] = json!(body);
+        fs::write(path, config.to_string()).unwrap();
+    };
+    let dated = "{{ strftime_now('%Y-%m-%d %H:%M:%S') }}{% for m in messages %}<|im_start|>{{ m.role }}\n\
+                 {{ m.content }}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n\
+                 {% endif %}";
+    template(dated);
+    work.train(&["train.max_steps=4", "train.save_steps=2"]).ok();
+    let state: Value = serde_json::from_slice(&work.bytes("out/checkpoints/step-000002/state.json")).unwrap();
+    let began = trainer::data::Moment::from_unix(state["now"].as_i64().unwrap());
+    // The second of the start passes, so that the present is another.
+    std::thread::sleep(std::time::Duration::from_millis(1100));
+    template(&dated.replacen(
+        "{{ strftime_now('%Y-%m-%d %H:%M:%S') }}",
+        "{{ raise_exception(strftime_now('%Y-%m-%d %H:%M:%S')) }}",
+        1,
+    ));
+    let shown = |adapter: &[&str]| {
+        let arguments = [&["generate", "--model", "model", "--prompt", "n0?"], adapter].concat();
+        work.nibble(&arguments).failed(4)
+    };
+    let date = began.format("%Y-%m-%d %H:%M:%S").unwrap();
+    for adapter in ["out/adapter", "out/checkpoints/step-000002"] {
+        let message = shown(&["--adapter", adapter]);
+        assert!(message.contains(&date), "{adapter}: {date} is not in {message}");
+    }
+    assert!(!shown(&[]).contains(&date));
+    // An adapter of another program has no date; a damaged one is named.
+    fs::write(work.path("out/adapter/nibble.json"), "{\"now\": \"monday\"}").unwrap();
+    let message = work
+        .nibble(&["generate", "--model", "model", "--prompt", "n0?", "--adapter", "out/adapter"])
+        .failed(3);
+    assert!(message.contains("out/adapter/nibble.json is damaged"), "{message}");
+    fs::remove_file(work.path("out/adapter/nibble.json")).unwrap();
+    assert!(!shown(&["--adapter", "out/adapter"]).contains(&date));
 }
 
 /// What a run leaves that does not depend on the clock.
@@ -251,6 +298,67 @@ fn a_run_can_start_from_an_adapter() {
     work.write("run.toml", &config);
     let message = work.train(&["output_dir=third", "lora.adapter=out/adapter"]).failed(3);
     assert!(message.contains("lora_A.weight is [4, 32], the model and r ask for [3, 32]"), "{message}");
+}
+
+// B22: whatever type an adapter's file has, it is trained in f32: the smallest update counts, and a run that starts
+// from bf16 is that from the same values in f32, to the byte.
+#[test]
+fn an_adapter_in_half_precision_is_trained_in_f32() {
+    let work = Work::new();
+    work.train(&["train.max_steps=4", "train.save_steps=0"]).ok();
+    let trained = work.bytes("out/adapter/adapter_model.safetensors");
+    let trained = safetensors::SafeTensors::deserialize(&trained).unwrap();
+    for (directory, dtype) in [("wide", safetensors::Dtype::F32), ("half", safetensors::Dtype::BF16)] {
+        let tensors: Vec<(String, Vec<usize>, Vec<u8>)> = trained
+            .iter()
+            .map(|(key, tensor)| {
+                // The upper half of an f32 is a bf16.
+                let halves = tensor.data().chunks_exact(4).map(|value| [value[2], value[3]]);
+                let bytes = match dtype {
+                    safetensors::Dtype::BF16 => halves.flatten().collect(),
+                    _ => halves.flat_map(|[low, high]| [0, 0, low, high]).collect(),
+                };
+                (key.to_owned(), tensor.shape().to_vec(), bytes)
+            })
+            .collect();
+        let views = tensors.iter().map(|(key, shape, bytes)| {
+            (key, safetensors::tensor::TensorView::new(dtype, shape.clone(), bytes).unwrap())
+        });
+        fs::create_dir(work.path(directory)).unwrap();
+        fs::write(
+            work.path(&format!("{directory}/adapter_model.safetensors")),
+            safetensors::serialize(views, None).unwrap(),
+        )
+        .unwrap();
+        fs::copy(
+            work.path("out/adapter/adapter_config.json"),
+            work.path(&format!("{directory}/adapter_config.json")),
+        )
+        .unwrap();
+        // So small a rate that no value of bf16 would move.
+        let sets = [
+            &format!("output_dir=from-{directory}")[..],
+            &format!("lora.adapter={directory}"),
+            "train.learning_rate=1e-6",
+            "train.lr_scheduler=constant",
+            "train.warmup_steps=0",
+            "train.max_steps=20",
+        ];
+        work.train(&sets).ok();
+    }
+    let after = |directory: &str| work.bytes(&format!("from-{directory}/adapter/adapter_model.safetensors"));
+    assert!(after("wide") == after("half"));
+    let (before, after) = (work.bytes("wide/adapter_model.safetensors"), after("half"));
+    let [before, after] =
+        [&before, &after].map(|bytes| safetensors::SafeTensors::deserialize(bytes).unwrap());
+    for (key, tensor) in after.iter() {
+        assert_eq!(tensor.dtype(), safetensors::Dtype::F32, "{key}");
+        let values =
+            |data: &[u8]| -> Vec<[u8; 4]> { data.chunks_exact(4).map(|v| v.try_into().unwrap()).collect() };
+        let (old, new) = (values(before.tensor(key).unwrap().data()), values(tensor.data()));
+        let moved = old.iter().zip(&new).filter(|(a, b)| a != b).count();
+        assert!(moved * 10 >= old.len() * 9, "{moved} of {} values of {key} moved", old.len());
+    }
 }
 
 #[test]

@@ -1,4 +1,5 @@
-//! Adapter files as PEFT writes and reads them: `adapter_config.json` and `adapter_model.safetensors`.
+//! Adapter files as PEFT writes and reads them: `adapter_config.json` and `adapter_model.safetensors`. Beside them
+//! stands `nibble.json`, which PEFT does not look at, with the date that chat templates saw in training.
 //!
 //! A file is taken only if it fits: every tensor that the model and the config ask for is there, in its shape, and
 //! nothing is left over. PEFT would fill gaps with defaults; an adapter that does nothing is the usual result.
@@ -13,9 +14,11 @@ use std::path::Path;
 
 use half::{bf16, f16};
 use safetensors::{Dtype, SafeTensors, tensor::TensorView};
+use serde::{Deserialize, Serialize};
 
 pub use error::AdapterError;
 
+use crate::data::Moment;
 use crate::event::EventSink;
 use crate::lora::{Adapter, LoraConfig, LoraTensors, modules};
 use crate::model::ModelShape;
@@ -23,8 +26,16 @@ use crate::{Error, Result, files};
 
 const CONFIG: &str = "adapter_config.json";
 const TENSORS: &str = "adapter_model.safetensors";
+pub(crate) const TRAINING: &str = "nibble.json";
 /// What PEFT puts before a module's path: its own wrapper, and the model within.
 const PREFIX: &str = "base_model.model.";
+
+/// What `nibble.json` holds.
+#[derive(Debug, Serialize, Deserialize)]
+struct Training {
+    /// Seconds since 1970: what `strftime_now` of a chat template showed.
+    now: Moment,
+}
 
 /// One of the two matrices of a module.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -57,13 +68,36 @@ pub fn read(directory: &Path, shape: &ModelShape, events: &mut dyn EventSink) ->
     Ok(from_bytes(&path, &bytes, &config, shape)?)
 }
 
-/// Writes an adapter. `base_model` is what `base_model_name_or_path` will say.
+/// The date that chat templates saw while an adapter was trained, or `None` for one that another program made.
+///
+/// # Errors
+/// The file that says it cannot be read or is damaged.
+pub fn read_date(directory: &Path) -> Result<Option<Moment>> {
+    let path = directory.join(TRAINING);
+    if !path.exists() {
+        return Ok(None);
+    }
+    let text = std::fs::read(&path).map_err(Error::io("read", &path))?;
+    match serde_json::from_slice::<Training>(&text) {
+        Ok(training) => Ok(Some(training.now)),
+        Err(error) => Err(AdapterError::Malformed { path, problem: error.to_string() }.into()),
+    }
+}
+
+/// Writes an adapter. `base_model` is what `base_model_name_or_path` will say, `now` the date that chat templates
+/// saw.
 ///
 /// # Errors
 /// The system refuses. A file that was there before is then unchanged.
-pub fn write(directory: &Path, adapter: &Adapter, base_model: &str, shape: &ModelShape) -> Result<()> {
+pub fn write(
+    directory: &Path,
+    adapter: &Adapter,
+    base_model: &str,
+    now: Moment,
+    shape: &ModelShape,
+) -> Result<()> {
     std::fs::create_dir_all(directory).map_err(Error::io("create", directory))?;
-    for (name, content) in to_files(adapter, base_model, shape)? {
+    for (name, content) in to_files(adapter, base_model, now, shape)? {
         files::replace(&directory.join(name), &content)?;
     }
     Ok(())
@@ -73,8 +107,9 @@ pub fn write(directory: &Path, adapter: &Adapter, base_model: &str, shape: &Mode
 pub(crate) fn to_files(
     adapter: &Adapter,
     base_model: &str,
+    now: Moment,
     shape: &ModelShape,
-) -> Result<[(&'static str, Vec<u8>); 2]> {
+) -> Result<[(&'static str, Vec<u8>); 3]> {
     let r = adapter.config.r;
     let mut tensors = BTreeMap::new();
     let names = modules(&adapter.config, shape);
@@ -83,7 +118,10 @@ pub(crate) fn to_files(
         tensors.insert(key(module, Side::A), (vec![r, inputs], pair.a.as_slice()));
         tensors.insert(key(module, Side::B), (vec![out, r], pair.b.as_slice()));
     }
-    Ok([(CONFIG, config::to_json(&adapter.config, base_model)), (TENSORS, serialize(&tensors)?)])
+    let mut training = serde_json::to_vec_pretty(&Training { now }).expect("a number is always printable");
+    training.push(b'\n');
+    let config = config::to_json(&adapter.config, base_model);
+    Ok([(CONFIG, config), (TRAINING, training), (TENSORS, serialize(&tensors)?)])
 }
 
 /// A safetensors file of f32 tensors, keys sorted, marked as PEFT's loader expects.

@@ -66,7 +66,7 @@ struct Files {
 impl Files {
     fn of(adapter: &Adapter) -> Self {
         let dir = tempfile::tempdir().unwrap();
-        write(dir.path(), adapter, "some/base", &shape()).unwrap();
+        write(dir.path(), adapter, "some/base", Moment::from_unix(7), &shape()).unwrap();
         Self { dir }
     }
 

@@ -60,7 +60,7 @@ impl Checkpoint {
     /// It exists, or the system refuses; then no checkpoint of that name is left.
     pub fn save(&self, directory: &Path, base_model: &str, shape: &ModelShape) -> Result<PathBuf> {
         let path = directory.join(format!("step-{:06}", self.step));
-        let mut content: Vec<(&str, Vec<u8>)> = adapter::to_files(&self.adapter, base_model, shape)?.into();
+        let mut content = adapter::to_files(&self.adapter, base_model, self.now, shape)?.to_vec();
         content.push((OPTIMIZER, state::moments_to_bytes(&self.optimizer, &self.adapter.config, shape)?));
         content.push((STATE, state::to_json(self)));
         files::create_directory(&path, &content)?;
@@ -75,6 +75,10 @@ impl Checkpoint {
         let state = state::read(path)?;
         // We wrote the config ourselves, so that it holds nothing to be told.
         let adapter = adapter::read(path, shape, &mut Collected::default())?;
+        if adapter::read_date(path)? != Some(state.now) {
+            let problem = "it does not hold the date that state.json has".to_owned();
+            return Err(CheckpointError::Damaged { path: path.join(adapter::TRAINING), problem }.into());
+        }
         let moments = state::read_moments(&path.join(OPTIMIZER), &adapter.config, shape)?;
         let optimizer = OptimizerState { updates: state.updates, non_finite: state.non_finite, moments };
         Ok(Self { step: state.step, adapter, optimizer, settings: state.settings, now: state.now })

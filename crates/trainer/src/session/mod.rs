@@ -11,7 +11,7 @@ use crate::checkpoint::{self, Checkpoint, CheckpointError, Settings};
 use crate::config::{Config, ConfigError, Length, Weights};
 use crate::data::{Batch, Content, Encoder, EncoderOptions, Loader, LoaderOptions, Moment, Record, Sample};
 use crate::engine::{Engine, EngineOptions};
-use crate::event::{Event, EventSink};
+use crate::event::{Collected, Event, EventSink};
 use crate::lora::{Adapter, LoraConfig, modules};
 use crate::model::{self, ModelShape, Opened};
 use crate::output::Output;
@@ -99,7 +99,7 @@ pub fn train(config: &Config, watch: &mut Observers, stop: &Stop) -> Result<Summ
     watch.finished();
     let outcome = outcome?;
     if let Outcome::Finished { .. } = outcome {
-        adapter::write(&output.adapter(), &engine.adapter()?, &rules.saving.base_model, &shape)?;
+        adapter::write(&output.adapter(), &engine.adapter()?, &rules.saving.base_model, now, &shape)?;
     }
     Ok(Summary { outcome, adapter: output.adapter(), question })
 }
@@ -207,8 +207,10 @@ fn resume(
         return Err(CheckpointError::OtherRun { path: path.into(), differences }.into());
     }
     let step = checkpoint.step;
-    // A run that was stopped between its last step and its adapter has the adapter still to write.
-    if step > total || (step == total && output.adapter().exists()) {
+    // A run that was stopped between its last checkpoint and its adapter has the adapter still to write; what is in
+    // its place may be a part, or of a shorter run.
+    let adapter = adapter::read(&output.adapter(), shape, &mut Collected::default());
+    if step > total || (step == total && adapter.is_ok_and(|adapter| adapter == checkpoint.adapter)) {
         return Err(CheckpointError::Finished { path: path.into(), step, total }.into());
     }
     watch.emit(Event::Resumed { step, checkpoint: path.display().to_string(), changes });
