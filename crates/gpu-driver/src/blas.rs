@@ -18,6 +18,7 @@ use cudarc::driver::sys::CUstream;
 use kernels_ptx::Element;
 use libloading::Library;
 
+use crate::capture::Record;
 use crate::context::{captures_here, lock};
 use crate::library::{Handle, functions};
 use crate::resource::{Kind, Owned};
@@ -160,6 +161,11 @@ impl Layout {
     /// One matrix without gaps.
     pub fn new(rows: usize, columns: usize) -> Self {
         Self { rows, columns, stride: columns, batch_stride: rows * columns }
+    }
+
+    /// The distance of rows as cuBLAS checks it, also where there is but one row.
+    fn distance(&self) -> usize {
+        if self.rows > 1 { self.stride } else { self.columns }.max(1)
     }
 
     /// Elements that `count` of them reach over.
@@ -321,7 +327,7 @@ impl Blas {
         if m == 0 || n == 0 || count == 0 {
             return Ok(());
         }
-        let ints = [m, n, k, a.layout.stride.max(1), b.layout.stride.max(1), c_layout.stride, count];
+        let ints = [m, n, k, a.layout.distance(), b.layout.distance(), c_layout.distance(), count];
         let mut as_int = [0; 7];
         for (int, &size) in as_int.iter_mut().zip(&ints) {
             *int = c_int::try_from(size).map_err(|_| DriverError::Product {
@@ -333,17 +339,16 @@ impl Blas {
         let [m, n, k, a_stride, b_stride, c_stride, count] = as_int;
         let op = |op| c_int::from(op == Op::Transpose);
         let _turn = self.take_turn();
-        if let Some(record) = &*self.stream.inner.lock()
-            && !record.has_blas(self.identity())
-        {
-            return Err(DriverError::BlasNotInCapture);
-        }
+        let known = |record: Option<&Record>| match record {
+            Some(record) if !record.has_blas(self.identity()) => Err(DriverError::BlasNotInCapture),
+            _ => Ok(()),
+        };
         let owners = [a.view.owner(), b.view.owner(), c.owner(), self.workspace(), &self.owner];
         let pointer = |address: u64| std::ptr::with_exposed_provenance::<c_void>(address as usize);
         let kind = data_type(T::ELEMENT);
         // SAFETY: the handle is alive and on this stream with its workspace; each matrix lies in its view, which
         // `submit` keeps until the product is done; alpha and beta are read during the call (host pointers).
-        self.stream.inner.submit(&owners, |_, _| unsafe {
+        self.stream.inner.submit_if(&owners, known, |_, _| unsafe {
             self.handle.functions.cublasGemmStridedBatchedEx(
                 self.handle.handle.0,
                 op(b.op),

@@ -94,7 +94,6 @@ impl Capture {
         if captures_here() {
             return Err(DriverError::InCapture { operation: "beginning a capture", remedy });
         }
-        let mut capture = stream.inner.outside_capture("beginning a capture", remedy)?;
         let record = Record {
             kept: Mutex::default(),
             first: Mutex::default(),
@@ -102,10 +101,12 @@ impl Capture {
             blas: blas.iter().map(|blas| blas.identity()).collect(),
             over: AtomicBool::new(false),
         };
+        // Before the stream is locked: a product locks its handle first.
         for blas in blas {
             blas.bind_workspace()?;
             record.keep(&[blas.workspace(), blas.owner()]);
         }
+        let mut capture = stream.inner.outside_capture("beginning a capture", remedy)?;
         let raw = stream.inner.handle();
         // SAFETY: the handle is of a stream that is alive.
         let begin = |driver: &Driver| unsafe { driver.cuStreamBeginCapture_v2(raw, THREAD_LOCAL) };

@@ -176,3 +176,49 @@ impl std::fmt::Debug for Context {
             .finish_non_exhaustive()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Gpu, PinnedBuffer};
+
+    /// Another context that says it is of device 1; the emulator has one device.
+    fn other(context: &Context) -> Gpu {
+        let mut handle = std::ptr::null_mut();
+        // SAFETY: the pointer is to a local; what is retained here is released by the drop of what holds it.
+        unsafe { context.driver.cuDevicePrimaryCtxRetain(&raw mut handle, context.number) }.unwrap();
+        let memory = Memory { in_use: 0, peak: 0, limit: u64::MAX, pinned: 0 };
+        let other = Context {
+            driver: context.driver,
+            device: Device { ordinal: 1, ..context.device.clone() },
+            number: context.number,
+            handle: Handle(handle),
+            memory: Mutex::new(memory),
+            lost: OnceLock::new(),
+            dropped: Mutex::new(Vec::new()),
+            waiting: Mutex::new(Vec::new()),
+        };
+        Gpu { context: Arc::new(other) }
+    }
+
+    #[test]
+    fn what_is_of_another_device_is_refused() {
+        gpu_emulator::install().unwrap();
+        let gpu = Gpu::open(0).unwrap();
+        let other = other(&gpu.context);
+        let stream = gpu.stream().unwrap();
+        let there = other.stream().unwrap();
+        let mut buffer = there.buffer(&[1.0f32; 4]).unwrap();
+        let event = other.event().unwrap();
+        event.record(&there).unwrap();
+        let refused = DriverError::OtherDevice { stream: 0, other: 1 };
+        assert_eq!(stream.wait(&event), Err(refused.clone()));
+        assert_eq!(stream.read(&buffer), Err(refused.clone()));
+        assert_eq!(stream.upload(&[0.0; 4], &mut buffer), Err(refused.clone()));
+        assert_eq!(stream.zero(&mut buffer), Err(refused.clone()));
+        let pinned: PinnedBuffer<f32> = gpu.pinned(4).unwrap();
+        let back = stream.fetch(buffer, pinned).unwrap_err();
+        assert_eq!(back.error, refused);
+        assert!(refused.to_string().contains("a stream of cuda:0 cannot use what is of cuda:1"));
+    }
+}

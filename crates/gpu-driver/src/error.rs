@@ -170,6 +170,14 @@ pub enum DriverError {
         /// How many.
         nodes: usize,
     },
+    /// Work of a stream with something of another device.
+    #[error("a stream of cuda:{stream} cannot use what is of cuda:{other}; copy it through the host")]
+    OtherDevice {
+        /// The stream's device.
+        stream: u32,
+        /// The other one.
+        other: u32,
+    },
     /// An event was used before it was recorded.
     #[error("{operation}: the event was never recorded")]
     NotRecorded {
@@ -214,6 +222,16 @@ pub enum DriverError {
     NoKernel {
         /// The name.
         kernel: String,
+    },
+    /// A signature that is not that of the entry in the PTX text.
+    #[error("{kernel} takes parameters of {entry:?} bytes, and its signature says {signature:?}")]
+    Signature {
+        /// The kernel.
+        kernel: String,
+        /// Bytes of each parameter in the text.
+        entry: Vec<usize>,
+        /// Bytes of each parameter of the signature.
+        signature: Vec<usize>,
     },
     /// Another number of arguments than the kernel has parameters.
     #[error("{kernel} has {expected} parameters ({names}), {found} arguments were given")]

@@ -108,6 +108,10 @@ impl Event {
     /// Makes the stream wait for it. A stream that waits for an event of a capture takes part in it.
     pub(crate) fn wait_on(&self, stream: &Arc<StreamInner>) -> Result<()> {
         let operation = "waiting for an event on a stream";
+        if !Arc::ptr_eq(&self.context, &stream.context) {
+            let [stream, other] = [&stream.context, &self.context].map(|context| context.device.ordinal);
+            return Err(DriverError::OtherDevice { stream, other });
+        }
         let state = lock(&self.state).clone();
         let mut capture = stream.lock();
         let joined = match (&state, &*capture) {

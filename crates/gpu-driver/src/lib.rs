@@ -61,6 +61,7 @@ mod codes;
 mod context;
 mod device;
 mod element;
+mod entry;
 mod error;
 mod event;
 mod gpu;

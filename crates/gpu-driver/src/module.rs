@@ -5,9 +5,10 @@ use std::ffi::{CStr, CString, c_void};
 use std::sync::Arc;
 
 use cudarc::driver::sys::{CUfunction, CUfunction_attribute, CUjit_option, CUmodule};
-use kernels_ptx::Param;
+use kernels_ptx::{Kind as ParamKind, Param};
 
 use crate::context::{Context, captures_here};
+use crate::entry;
 use crate::library::Handle;
 use crate::resource::{Kind, Owned};
 use crate::{DriverError, Gpu, Result};
@@ -19,6 +20,7 @@ const LOG: usize = 16 << 10;
 #[derive(Debug, Clone)]
 pub struct Module {
     owner: Arc<Owned>,
+    ptx: Arc<str>,
 }
 
 /// A kernel with its signature, ready to be launched. Clones share the module.
@@ -84,19 +86,36 @@ impl Module {
     /// # Errors
     /// It holds a zero byte, the driver does not compile it (with the compiler's log), or a capture.
     pub fn load(gpu: &Gpu, ptx: &str) -> Result<Self> {
-        Ok(Self { owner: load(&gpu.context, ptx, "a module")? })
+        Ok(Self { owner: load(&gpu.context, ptx, "a module")?, ptx: ptx.into() })
     }
 
     /// The entry `name` with the signature that its arguments are checked against.
     ///
     /// # Errors
-    /// There is no such entry.
+    /// There is no such entry, or its parameters in the text are not as many or not of the sizes that `parameters`
+    /// states.
     ///
     /// # Safety
-    /// - `parameters` are those of the entry: as many, of these sizes, in this order.
+    /// - `parameters` are those of the entry, in this order.
     /// - The entry touches only what its arguments point at, and nothing beyond the lengths that `note` states.
     pub unsafe fn kernel(&self, name: &str, parameters: &[Param]) -> Result<Kernel> {
-        find(self.owner.clone(), name, Signature::Own { name: name.into(), parameters: parameters.into() })
+        let stated: Vec<usize> = parameters.iter().map(|parameter| bytes(parameter.kind)).collect();
+        let signature = Signature::Own { name: name.into(), parameters: parameters.into() };
+        let kernel = find(self.owner.clone(), name, signature)?;
+        match entry::parameters(&self.ptx, name) {
+            Some(entry) if entry != stated => {
+                Err(DriverError::Signature { kernel: name.to_owned(), entry, signature: stated })
+            }
+            _ => Ok(kernel),
+        }
+    }
+}
+
+/// Bytes of a parameter.
+fn bytes(kind: ParamKind) -> usize {
+    match kind {
+        ParamKind::Pointer { .. } | ParamKind::U64 | ParamKind::F64 => 8,
+        ParamKind::U32 | ParamKind::F32 => 4,
     }
 }
 
@@ -181,9 +200,19 @@ fn find(owner: Arc<Owned>, name: &str, signature: Signature) -> Result<Kernel> {
 
 #[cfg(test)]
 mod tests {
+    use super::*;
+
+    #[test]
+    fn every_kernel_of_kernels_ptx_has_the_parameters_of_its_entry() {
+        for kernel in kernels_ptx::KERNELS {
+            let stated: Vec<usize> = kernel.parameters.iter().map(|p| bytes(p.kind)).collect();
+            assert_eq!(entry::parameters(kernel.source, kernel.name), Some(stated), "{}", kernel.name);
+        }
+    }
+
     #[test]
     fn the_header_of_a_module_is_quoted() {
-        assert_eq!(super::header("// x\n.version 7.1\n  .target sm_80\n"), "version 7.1 for sm_80");
-        assert_eq!(super::header(""), "version none for none");
+        assert_eq!(header("// x\n.version 7.1\n  .target sm_80\n"), "version 7.1 for sm_80");
+        assert_eq!(header(""), "version none for none");
     }
 }

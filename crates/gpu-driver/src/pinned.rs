@@ -162,7 +162,7 @@ impl Stream {
         let (from, bytes) = (host.pointer().cast_const(), host.len * size_of::<T>());
         let same = same_length("sending to the device", host.len, to.len());
         let enqueued = same.and_then(|()| {
-            self.in_flight(&[&host.owner, to.owner()], |driver, stream| {
+            self.in_flight(&[&host.owner, to.owner()], bytes, |driver, stream| {
                 // SAFETY: both hold as many bytes; the transfer owns both until the copy is done.
                 unsafe { driver.cuMemcpyHtoDAsync_v2(to.address(), from.cast(), bytes, stream) }
             })
@@ -184,7 +184,7 @@ impl Stream {
         let (to, bytes) = (host.pointer(), host.len * size_of::<T>());
         let same = same_length("fetching from the device", from.len(), host.len);
         let enqueued = same.and_then(|()| {
-            self.in_flight(&[&host.owner, from.owner()], |driver, stream| {
+            self.in_flight(&[&host.owner, from.owner()], bytes, |driver, stream| {
                 // SAFETY: both hold as many bytes; the transfer owns both until the copy is done.
                 unsafe { driver.cuMemcpyDtoHAsync_v2(to.cast(), from.address(), bytes, stream) }
             })
@@ -206,6 +206,9 @@ impl Stream {
         let to = to.into();
         let (start, len) = resolve(range, from.0.len)?;
         same_length("sending to the device", len, to.len())?;
+        if len == 0 {
+            return Ok(());
+        }
         let source = from.0.pointer().cast_const().wrapping_add(start);
         // SAFETY: `source` points at `len` elements that are never written again; `submit` keeps both ends until the
         // copy is done, or as long as the graph.
@@ -218,15 +221,19 @@ impl Stream {
     fn in_flight(
         &self,
         ends: &[&Arc<Owned>],
+        bytes: usize,
         copy: impl FnOnce(&Driver, CUstream) -> Result<()>,
     ) -> Result<Event> {
         let remedy = "freeze the buffer and use Stream::send_frozen, or copy outside of the graph";
         let capture = self.inner.outside_capture("a copy whose memory comes back", remedy)?;
+        self.inner.same_device(ends)?;
         let done = Event::new(&self.inner.context)?;
         for end in ends {
             end.use_on(&self.inner);
         }
-        self.inner.context.call(|driver| copy(driver, self.inner.handle()))?;
+        if bytes > 0 {
+            self.inner.context.call(|driver| copy(driver, self.inner.handle()))?;
+        }
         if let Err(error) = done.record_holding(self, &capture) {
             // The ends go back to their owner, so the copy must not be in flight.
             self.inner.drain_holding("transfer", &capture);

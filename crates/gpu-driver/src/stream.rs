@@ -94,8 +94,12 @@ impl Stream {
             "copying from pageable memory",
             "freeze a pinned buffer and use Stream::send_frozen",
         )?;
+        self.inner.same_device(&[to.owner()])?;
         to.owner().use_on(&self.inner);
         let bytes = size_of_val(from);
+        if bytes == 0 {
+            return self.inner.synchronize();
+        }
         // SAFETY: the slice is borrowed until the stream is done with it, below; the view holds as many bytes.
         self.inner.context.call(|driver| unsafe {
             driver.cuMemcpyHtoDAsync_v2(to.address(), from.as_ptr().cast(), bytes, self.inner.handle.0)
@@ -122,8 +126,12 @@ impl Stream {
         same_length("copying from the device", from.len(), to.len())?;
         let _idle =
             self.inner.outside_capture("copying to pageable memory", "copy after the graph was launched")?;
+        self.inner.same_device(&[from.owner()])?;
         from.owner().use_on(&self.inner);
         let bytes = size_of_val(to);
+        if bytes == 0 {
+            return self.inner.synchronize();
+        }
         // SAFETY: the slice is borrowed until the stream is done with it, below; the view holds as many bytes.
         self.inner.context.call(|driver| unsafe {
             driver.cuMemcpyDtoHAsync_v2(to.as_mut_ptr().cast(), from.address(), bytes, self.inner.handle.0)
@@ -154,6 +162,9 @@ impl Stream {
         let (from, to) = (from.into(), to.into());
         same_length("copying on the device", from.len(), to.len())?;
         let bytes = from.len() * size_of::<T>();
+        if bytes == 0 {
+            return Ok(());
+        }
         // SAFETY: both views hold as many bytes, and `submit` keeps their memory until the copy is done.
         self.inner.submit(&[from.owner(), to.owner()], |driver, stream| unsafe {
             driver.cuMemcpyDtoDAsync_v2(to.address(), from.address(), bytes, stream)
@@ -167,6 +178,9 @@ impl Stream {
     pub fn zero<'a, T: DeviceType>(&self, to: impl Into<ViewMut<'a, T>>) -> Result<()> {
         let to = to.into();
         let bytes = to.len() * size_of::<T>();
+        if bytes == 0 {
+            return Ok(());
+        }
         // SAFETY: the view holds as many bytes, and `submit` keeps its memory until the fill is done.
         self.inner.submit(&[to.owner()], |driver, stream| unsafe {
             driver.cuMemsetD8Async(to.address(), 0, bytes, stream)
@@ -181,7 +195,19 @@ impl StreamInner {
         resources: &[&Arc<Owned>],
         work: impl FnOnce(&Driver, CUstream) -> Result<()>,
     ) -> Result<()> {
+        self.submit_if(resources, |_| Ok(()), work)
+    }
+
+    /// As [`Self::submit`], where `may` has nothing against the capture that the stream is in.
+    pub(crate) fn submit_if(
+        self: &Arc<Self>,
+        resources: &[&Arc<Owned>],
+        may: impl FnOnce(Option<&Record>) -> Result<()>,
+        work: impl FnOnce(&Driver, CUstream) -> Result<()>,
+    ) -> Result<()> {
+        self.same_device(resources)?;
         let capture = self.lock();
+        may(capture.as_deref())?;
         let result = self.context.call(|driver| work(driver, self.handle.0));
         match &*capture {
             Some(record) => match result {
@@ -199,6 +225,17 @@ impl StreamInner {
             }
         }
         Ok(())
+    }
+
+    /// That everything is of the stream's device: addresses of another one would cost the context.
+    pub(crate) fn same_device(&self, resources: &[&Arc<Owned>]) -> Result<()> {
+        match resources.iter().find(|resource| !Arc::ptr_eq(&resource.context, &self.context)) {
+            None => Ok(()),
+            Some(other) => Err(DriverError::OtherDevice {
+                stream: self.context.device.ordinal,
+                other: other.context.device.ordinal,
+            }),
+        }
     }
 
     /// The lock on the capture it takes part in.

@@ -142,13 +142,6 @@ fn sizes_that_do_not_fit_are_named() {
     );
     let narrow = Layout { stride: 2, ..layout };
     says(&product(square(3), square(3), narrow), &["a row stride is 2, and must be at least the 3 columns"]);
-    // cuBLAS takes 32-bit sizes: a stride beyond them is an error, not another stride.
-    let wide =
-        Factor { layout: Layout { rows: 1, columns: 1, stride: 1 << 31, batch_stride: 1 }, ..square(1) };
-    says(
-        &product(wide, square(1), Layout::new(1, 1)),
-        &["a size is 2147483648, and must be below 2^31; split the product"],
-    );
     // Nothing to do is nothing to ask for.
     blas.product(1, 1.0, Factor::new(&a, 0, 3), square(3), 0.0, (c.view_mut(), Layout::new(0, 3))).unwrap();
     setup.silent();
@@ -161,6 +154,36 @@ fn sizes_that_do_not_fit_are_named() {
     let a = Factor::new(&a, 1, 1);
     let error = blas.product(1, 1.0, a, a, 0.0, (c.view_mut(), Layout::new(1, 1))).unwrap_err();
     says(&error, &["a product of bf16 needs compute capability 8.0"]);
+}
+
+#[test]
+fn sizes_over_31_bits_are_refused() {
+    let setup = Setup::new();
+    let (gpu, stream) = setup.open();
+    let blas = Blas::new(&stream).unwrap();
+    // cuBLAS takes 32-bit sizes: a longer one is an error, not another size.
+    let depth = 1usize << 31;
+    let long = gpu.buffer::<f16>(depth).unwrap();
+    let mut c = gpu.buffer::<f32>(1).unwrap();
+    let (a, b) = (Factor::new(&long, 1, depth), Factor::new(&long, depth, 1));
+    let error = blas.product(1, 1.0, a, b, 0.0, (c.view_mut(), Layout::new(1, 1))).unwrap_err();
+    says(&error, &["a size is 2147483648, and must be below 2^31; split the product"]);
+    setup.silent();
+}
+
+/// A single row has no next one, so that the distance to it may be anything; cuBLAS itself would refuse it.
+#[test]
+fn one_row_needs_no_distance_to_the_next() {
+    let setup = Setup::new();
+    let (gpu, stream) = setup.open();
+    let blas = Blas::new(&stream).unwrap();
+    let a = stream.buffer(&[1.0f32, 2.0, 3.0]).unwrap();
+    let mut c = gpu.buffer::<f32>(1).unwrap();
+    let row = Factor { layout: Layout { stride: 0, ..Layout::new(1, 3) }, ..Factor::new(&a, 1, 3) };
+    let target = (c.view_mut(), Layout { stride: 0, ..Layout::new(1, 1) });
+    blas.product(1, 1.0, row, row.t(), 0.0, target).unwrap();
+    assert_eq!(stream.read(&c).unwrap(), [14.0]);
+    setup.silent();
 }
 
 /// B111: the first product ever may be inside a capture; memory does not grow from capture to capture, and another

@@ -21,6 +21,14 @@ fn the_emulated_device_is_described() {
     setup.silent();
 }
 
+#[test]
+fn an_integrated_device_says_so() {
+    let setup = Setup::new();
+    setup.set("GPU_EMULATOR_INTEGRATED", "on");
+    assert!(Gpu::open(0).unwrap().device().integrated);
+    setup.set("GPU_EMULATOR_INTEGRATED", "off");
+}
+
 /// B122: the error lists the devices that there are, before anything else is done.
 #[test]
 fn a_wrong_ordinal_lists_the_devices() {

@@ -238,6 +238,9 @@ fn a_programs_own_kernel_is_checked_by_its_own_signature() {
     kernel.launch_grid(&stream, launch(64), &arguments![&mut x, 2u32]).unwrap();
     let error = kernel.launch_grid(&stream, launch(128), &arguments![&mut x, 2u32]).unwrap_err();
     assert_eq!(error, DriverError::Call { call: "cuFuncSetAttribute", code: 1 });
+    // SAFETY: nothing is launched; the signature is refused.
+    let error = unsafe { Module::load(&gpu, DOUBLE).unwrap().kernel("double_it", &DOUBLE_PARAMETERS[..1]) };
+    says(&error.unwrap_err(), &["double_it takes parameters of [8, 4] bytes, and its signature says [8]"]);
     // SAFETY: nothing is launched; the entry does not exist.
     let error = unsafe { Module::load(&gpu, DOUBLE).unwrap().kernel("halve_it", &[]) }.unwrap_err();
     assert_eq!(error, DriverError::NoKernel { kernel: "halve_it".into() });
