@@ -289,6 +289,38 @@ fn a_handle_that_cannot_be_destroyed_is_no_panic() {
     gpu.check().unwrap();
 }
 
+/// A capture binds the workspace of a handle and takes the stream; a product takes the same two. Whoever comes first,
+/// the other waits and goes on.
+#[test]
+fn captures_and_products_of_two_threads_do_not_wait_for_each_other_forever() {
+    let setup = Setup::new();
+    let (gpu, stream) = setup.open();
+    let blas = std::sync::Arc::new(Blas::new(&stream).unwrap());
+    let a = stream.buffer(&[2.0f32]).unwrap();
+    let mut c = gpu.buffer::<f32>(1).unwrap();
+    let (done, ended) = std::sync::mpsc::channel();
+    let (captured, captures) = (stream.clone(), done.clone());
+    let of_captures = blas.clone();
+    std::thread::spawn(move || {
+        for _ in 0..500 {
+            Capture::begin(&captured, &[&of_captures]).unwrap().end().unwrap();
+        }
+        captures.send(()).unwrap();
+    });
+    std::thread::spawn(move || {
+        for _ in 0..500 {
+            let factor = Factor::new(&a, 1, 1);
+            blas.product(1, 1.0, factor, factor, 0.0, (c.view_mut(), Layout::new(1, 1))).unwrap();
+        }
+        done.send(()).unwrap();
+    });
+    for _ in 0..2 {
+        ended.recv_timeout(std::time::Duration::from_secs(30)).unwrap();
+    }
+    stream.synchronize().unwrap();
+    setup.silent();
+}
+
 /// A launch between products needs no other stream, and both are captured in order.
 #[test]
 fn products_and_kernels_are_captured_together() {
