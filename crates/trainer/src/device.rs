@@ -34,7 +34,8 @@ const REASON: &str = "training on a GPU is not part of this build, which compute
 #[cfg(feature = "cuda")]
 fn found() -> String {
     match gpu_driver::devices() {
-        Err(error) => error.to_string(),
+        // What to do about it is for who wants a GPU.
+        Err(error) => error.to_string().split("; ").next().unwrap_or_default().to_owned(),
         Ok(devices) => {
             let names: Vec<String> = devices.iter().map(ToString::to_string).collect();
             format!("{} is here, but {REASON}", names.join(" and "))

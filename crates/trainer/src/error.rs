@@ -11,7 +11,7 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 #[non_exhaustive]
 pub enum Error {
     /// A file or directory could not be read or written.
-    #[error("cannot {action} {path}: {source}")]
+    #[error("cannot {action} {path}: {source}{}", remedy(source))]
     Io {
         /// What was tried, as a verb: "read", "write", "create".
         action: &'static str,
@@ -47,6 +47,18 @@ pub enum Error {
     /// A data set is not usable.
     #[error(transparent)]
     Data(#[from] crate::data::DataError),
+}
+
+/// What can be done about a failure of the system, where that is more than its words say.
+fn remedy(source: &std::io::Error) -> &'static str {
+    use std::io::ErrorKind;
+    match source.kind() {
+        ErrorKind::StorageFull | ErrorKind::QuotaExceeded | ErrorKind::FileTooLarge => {
+            "; make room there; a run goes on from its last checkpoint with train.resume = \"auto\""
+        }
+        ErrorKind::PermissionDenied => "; change its permissions, or give another path",
+        _ => "",
+    }
 }
 
 impl Error {

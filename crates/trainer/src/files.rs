@@ -33,12 +33,21 @@ pub(crate) fn create_directory(path: &Path, files: &[(&str, Vec<u8>)]) -> Result
     if unfinished.exists() {
         fs::remove_dir_all(&unfinished).map_err(Error::io("remove", &unfinished))?;
     }
-    fs::create_dir_all(&unfinished).map_err(Error::io("create", &unfinished))?;
-    for (name, content) in files {
-        write_synced(&unfinished.join(name), content)?;
+    let outcome = fill(&unfinished, files).and_then(|()| rename(&unfinished, path));
+    if outcome.is_err() {
+        // A part is of no use, and where the disk is full it is in the way. The first failure is the one to tell;
+        // what cannot be removed is skipped by readers and cleared by the next attempt.
+        let _ = fs::remove_dir_all(&unfinished);
     }
-    sync_directory(&unfinished)?;
-    rename(&unfinished, path)
+    outcome
+}
+
+fn fill(directory: &Path, files: &[(&str, Vec<u8>)]) -> Result<()> {
+    fs::create_dir_all(directory).map_err(Error::io("create", directory))?;
+    for (name, content) in files {
+        write_synced(&directory.join(name), content)?;
+    }
+    sync_directory(directory)
 }
 
 fn unfinished(path: &Path) -> PathBuf {
@@ -87,7 +96,7 @@ mod tests {
         // A file that cannot be written leaves no directory.
         let other = dir.path().join("step-000002");
         assert!(create_directory(&other, &[("a", vec![]), ("no/such", vec![])]).is_err());
-        assert!(!other.exists());
+        assert!(!other.exists() && !dir.path().join("step-000002.tmp").exists());
     }
 
     // B101: the old file outlives a failed attempt to replace it.

@@ -177,14 +177,14 @@ fn traces(work: &Work) -> Traces {
     }
 }
 
-/// Keys whose effect is tested elsewhere, with the test's name or the reason.
+/// Keys whose effect is tested elsewhere, with the test of this file or another.
 const ELSEWHERE: &[(&str, &str)] = &[
     ("output_dir", "the_output_directory_is_where_it_is_asked_for"),
     ("lora.adapter", "a_run_can_start_from_an_adapter"),
     ("data.eval", "held_out_samples_are_measured"),
     ("train.eval_steps", "held_out_samples_are_measured"),
     ("train.logging_steps", "lines_come_every_so_many_steps"),
-    ("train.resume", "resume.rs"),
+    ("train.resume", "a_run_stopped_by_ctrl_c_goes_on_as_if_it_had_never_stopped"),
     ("device.threads", "threads_change_the_line_and_not_the_result"),
 ];
 
@@ -229,6 +229,14 @@ fn every_key_changes_a_run_or_is_refused() {
             + ELSEWHERE.iter().filter(|(name, _)| *name == key.name).count()
             + REFUSED.iter().filter(|(name, ..)| *name == key.name).count();
         assert_eq!(listed, 1, "{} is not in one of the lists", key.name);
+    }
+    for (key, test) in ELSEWHERE {
+        assert!(KEYS.iter().any(|known| known.name == *key), "there is no key {key}");
+        let tests = [include_str!("train.rs"), include_str!("resume.rs")].concat();
+        let body = tests.split_once(&format!("#[test]\nfn {test}()"));
+        let (_, body) = body.unwrap_or_else(|| panic!("{key}: there is no test {test}"));
+        let body = body.split("#[test]").next().unwrap();
+        assert!(body.contains(key), "{key} is not in {test}");
     }
     let prepare = || {
         let work = Work::new();

@@ -28,26 +28,31 @@ pub struct Arguments {
 /// Trains.
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let config = Config::load(&arguments.config, &arguments.sets).map_err(trainer::Error::from)?;
+    let bar = std::io::stderr().is_terminal().then(Bar::stderr);
+    let drawn = bar.as_ref().map(Bar::handle);
     let stop = Stop::default();
     let asked = stop.clone();
     ctrlc::set_handler(move || {
         if asked.ask() {
             std::process::exit(exit::KILLED);
         }
-        eprintln!("stopping after this step; again to stop at once");
+        const STOPPING: &str = "stopping after this step; again to stop at once";
+        match drawn.as_ref().filter(|bar| !bar.is_hidden()) {
+            Some(bar) => bar.println(STOPPING),
+            None => eprintln!("{STOPPING}"),
+        }
     })?;
-    let shown: Box<dyn Observer> = if std::io::stderr().is_terminal() {
-        Box::new(Bar::stderr())
-    } else {
-        Box::new(Lines::new(std::io::stderr(), config.train.logging_steps))
+    let shown: Box<dyn Observer> = match bar {
+        Some(bar) => Box::new(bar),
+        None => Box::new(Lines::new(std::io::stderr(), config.train.logging_steps)),
     };
     let mut watch = Observers::new(vec![shown]);
     let summary = session::train(&config, &mut watch, &stop)?;
-    conclude(&config, &arguments.config, &summary)
+    conclude(&config, arguments, &summary)
 }
 
 /// Says what came of it and what to do next.
-fn conclude(config: &Config, file: &Path, summary: &Summary) -> anyhow::Result<ExitCode> {
+fn conclude(config: &Config, arguments: &Arguments, summary: &Summary) -> anyhow::Result<ExitCode> {
     match &summary.outcome {
         Outcome::Finished { eval_loss } => {
             let mut text = format!("The adapter is in {}.\n", summary.adapter.display());
@@ -60,16 +65,26 @@ fn conclude(config: &Config, file: &Path, summary: &Summary) -> anyhow::Result<E
         Outcome::Interrupted { step, checkpoint } => {
             say(&match checkpoint {
                 Some(path) => format!(
-                    "Stopped after step {step}. To go on from {}:\n  {} train {} --set train.resume=auto\n",
+                    "Stopped after step {step}. To go on from {}:\n  {}\n",
                     path.display(),
-                    program(),
-                    quoted(&file.display().to_string())
+                    resume_command(arguments)
                 ),
                 None => "Stopped before any step was done.\n".into(),
             })?;
             Ok(ExitCode::from(exit::INTERRUPTED))
         }
     }
+}
+
+/// The command that goes on with this run: the same values over the file's, or it would be another run.
+fn resume_command(arguments: &Arguments) -> String {
+    let mut command = format!("{} train {}", program(), quoted(&arguments.config.display().to_string()));
+    let resume = "train.resume=auto".to_owned();
+    let others = arguments.sets.iter().filter(|set| !set.trim_start().starts_with("train.resume"));
+    for set in others.chain([&resume]) {
+        command.push_str(&format!(" --set {}", quoted(set)));
+    }
+    command
 }
 
 /// The command that asks the adapter what the training data asks first.

@@ -106,6 +106,14 @@ fn known(name: &str, place: &str) -> Result<&'static Key, ConfigError> {
 /// alike, else the section's keys.
 fn hint(name: &str) -> String {
     let last = |name: &str| name.rsplit('.').next().unwrap_or_default().to_owned();
+    let keys = |section: Option<&str>| -> Vec<String> {
+        let of_section = |key: &&str| key.split_once('.').map(|(section, _)| section) == section;
+        KEYS.iter().map(|k| k.name).filter(of_section).map(last).collect()
+    };
+    let sections = ["data", "lora", "quantization", "train", "device"];
+    if sections.contains(&name) {
+        return format!("; [{name}] is a section, with the keys {}", keys(Some(name)).join(", "));
+    }
     let (section, key) = (name.split_once('.').map(|(section, _)| section), last(name));
     if let Some(elsewhere) = KEYS.iter().find(|k| last(k.name) == key) {
         return match elsewhere.name.split_once('.') {
@@ -113,18 +121,15 @@ fn hint(name: &str) -> String {
             None => format!("; `{key}` stands before all sections"),
         };
     }
-    let names = || KEYS.iter().map(|k| k.name);
-    let sections = ["data", "lora", "quantization", "train", "device"];
     if section.is_none()
         && let Some(close) = keys::nearest(name, sections.into_iter())
     {
         return format!("; did you mean [{close}]?");
     }
-    if let Some(close) = keys::nearest(name, names()) {
+    if let Some(close) = keys::nearest(name, KEYS.iter().map(|k| k.name)) {
         return format!("; did you mean `{close}`?");
     }
-    let all: Vec<String> =
-        names().filter(|k| k.split_once('.').map(|(section, _)| section) == section).map(last).collect();
+    let all = keys(section);
     match section {
         Some(section) if !all.is_empty() => format!("; [{section}] has {}", all.join(", ")),
         _ => format!("; there are {} and the sections [{}]", "model, output_dir", sections.join("], [")),

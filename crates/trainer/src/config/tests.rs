@@ -143,6 +143,10 @@ fn messages_name_place_key_and_remedy() {
     }
     assert_eq!(message("", &["seed=1"]), "--set seed=1: unknown key `seed`; `seed` belongs into [train]");
     assert_eq!(
+        message("", &["device=cpu"]),
+        "--set device=cpu: unknown key `device`; [device] is a section, with the keys kind, threads, vram_limit_mb"
+    );
+    assert_eq!(
         message("", &["train.seed"]),
         "--set train.seed: expected section.key=value, as in --set train.seed=1"
     );

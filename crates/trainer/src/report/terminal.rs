@@ -1,9 +1,9 @@
-//! A progress bar, for terminals: loss, tokens per second, time left and memory.
+//! A progress bar, for terminals: loss, time left, tokens per second and memory, as far as a line has room.
 
 use std::io::Write;
 use std::path::Path;
 
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use indicatif::{HumanDuration, ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use super::lines::memory;
 use super::{Observer, Run, StepRecord};
@@ -29,9 +29,14 @@ impl<W: Write> Bar<W> {
     /// A bar that is drawn on `target`, after lines that are written to `lines`, the same terminal.
     pub fn on(target: ProgressDrawTarget, lines: W) -> Self {
         let bar = ProgressBar::hidden();
-        let style = ProgressStyle::with_template("{bar:30} {pos}/{len} steps  {msg}  {eta} left");
+        let style = ProgressStyle::with_template("{bar:12} {wide_msg}");
         bar.set_style(style.expect("the template is constant and a test draws it").progress_chars("█▌░"));
         Self { bar, steps: 0, before: Some((lines, target)) }
+    }
+
+    /// The bar itself, on which another thread can show a line once it is drawn.
+    pub fn handle(&self) -> ProgressBar {
+        self.bar.clone()
     }
 
     /// Shows a line that stays.
@@ -53,6 +58,7 @@ impl<W: Write> Observer for Bar<W> {
         self.bar.set_length(run.steps);
         self.bar.set_position(run.done);
         self.bar.reset_eta();
+        self.bar.reset_elapsed();
         if let Some((_, target)) = self.before.take() {
             self.bar.set_draw_target(target);
         }
@@ -60,12 +66,18 @@ impl<W: Write> Observer for Bar<W> {
     }
 
     fn step(&mut self, record: &StepRecord) -> Result<()> {
-        let memory = record.peak_rss_bytes.map_or_else(String::new, |bytes| format!("  {}", memory(bytes)));
-        self.bar.set_message(format!(
-            "loss {:.4}  {:.0} tokens/s{memory}",
-            record.loss, record.tokens_per_second
-        ));
         self.bar.set_position(record.step);
+        let memory = record.peak_rss_bytes.map_or_else(String::new, |bytes| format!("  {}", memory(bytes)));
+        let time = if record.step == self.steps {
+            format!("took {:#}", HumanDuration(self.bar.elapsed()))
+        } else {
+            format!("{:#} left", HumanDuration(self.bar.eta()))
+        };
+        // What matters most comes first: a narrow terminal cuts the end off.
+        self.bar.set_message(format!(
+            "step {}/{}  loss {:.4}  {time}  {:.0} tokens/s{memory}",
+            record.step, self.steps, record.loss, record.tokens_per_second
+        ));
         if let Some(loss) = record.eval_loss {
             self.line(&format!("step {}/{}  eval_loss {loss:.4}", record.step, self.steps))?;
         }

@@ -127,13 +127,19 @@ fn plain_lines_come_every_so_many_steps_and_at_both_ends() {
     assert_eq!(lines[5..], ["note: something", "saved out/checkpoints/step-000007"]);
 }
 
-/// Keeps all that is ever drawn, without interpreting it.
-#[derive(Debug, Clone, Default)]
-struct Recording(Arc<Mutex<String>>);
+/// Keeps all that is ever drawn, each piece on a line, without interpreting it.
+#[derive(Debug, Clone)]
+struct Recording(Arc<Mutex<String>>, u16);
+
+impl Recording {
+    fn of_width(width: u16) -> Self {
+        Self(Arc::default(), width)
+    }
+}
 
 impl indicatif::TermLike for Recording {
     fn width(&self) -> u16 {
-        120
+        self.1
     }
     fn move_cursor_up(&self, _: usize) -> io::Result<()> {
         Ok(())
@@ -148,11 +154,10 @@ impl indicatif::TermLike for Recording {
         Ok(())
     }
     fn write_line(&self, text: &str) -> io::Result<()> {
-        self.write_str(text)?;
-        self.write_str("\n")
+        self.write_str(text)
     }
     fn write_str(&self, text: &str) -> io::Result<()> {
-        self.0.lock().unwrap().push_str(text);
+        self.0.lock().unwrap().push_str(&format!("{text}\n"));
         Ok(())
     }
     fn clear_line(&self) -> io::Result<()> {
@@ -165,7 +170,7 @@ impl indicatif::TermLike for Recording {
 
 #[test]
 fn the_bar_shows_loss_speed_and_memory() {
-    let term = Recording::default();
+    let term = Recording::of_width(80);
     let lines = Shared::default();
     let mut bar = Bar::on(indicatif::ProgressDrawTarget::term_like(Box::new(term.clone())), lines.clone());
     bar.event(0, &Event::Assumed { what: "early".into() }).unwrap();
@@ -174,14 +179,42 @@ fn the_bar_shows_loss_speed_and_memory() {
     bar.event(2, &Event::Assumed { what: "something".into() }).unwrap();
     bar.finished();
     let screen = term.0.lock().unwrap().clone();
-    for part in
-        ["step 2/4  eval_loss 1.2500", "note: something", "2/4 steps  loss 2.5000  150 tokens/s  512 MiB"]
+    for part in ["step 2/4  eval_loss 1.2500", "note: something", "██████▌░░░░░ step 2/4  loss 2.5000  "]
     {
         assert!(screen.contains(part), "{part} is not in\n{screen}");
     }
+    assert!(screen.contains(" left  150 tokens/s  512 MiB"), "{screen}");
     // What comes before the first step is not mixed with a bar of no steps.
     assert_eq!(lines.text(), "note: early\nmodel      tiny\n");
     assert!(!screen.contains("0/0"), "{screen}");
+}
+
+// A line that is longer than the terminal would leave a copy of itself at each step.
+#[test]
+fn the_bar_keeps_to_one_line_of_any_terminal() {
+    for width in [20, 40, 80, 200] {
+        let term = Recording::of_width(width);
+        let mut bar =
+            Bar::on(indicatif::ProgressDrawTarget::term_like(Box::new(term.clone())), Shared::default());
+        bar.started(&run(0, 100_000)).unwrap();
+        bar.step(&StepRecord { tokens_per_second: 123_456.0, ..record(50_000) }).unwrap();
+        bar.handle().println("stopping");
+        bar.step(&record(100_000)).unwrap();
+        bar.finished();
+        let screen = term.0.lock().unwrap().clone();
+        assert!(screen.contains("stopping"), "{screen}");
+        let drawn: Vec<&str> = screen.lines().filter(|line| line.contains('█')).collect();
+        assert!(drawn.len() >= 2, "{screen}");
+        for line in drawn {
+            let columns = line.chars().count();
+            assert!(columns <= usize::from(width), "{columns} columns of {width}: {line:?}");
+        }
+        assert_eq!(
+            screen.contains("step 100000/100000  loss 2.5000  took 0s  150 tokens/s"),
+            width >= 80,
+            "{screen}"
+        );
+    }
 }
 
 struct Failing;

@@ -13,7 +13,7 @@ use crate::data::{Batch, Content, Encoder, EncoderOptions, Loader, LoaderOptions
 use crate::engine::{Engine, EngineOptions};
 use crate::event::{Collected, Event, EventSink};
 use crate::lora::{Adapter, LoraConfig, modules};
-use crate::model::{self, ModelShape, Opened};
+use crate::model::{self, ModelShape, Opened, Projection};
 use crate::output::Output;
 use crate::report::{JsonFiles, Observers, Run, available_bytes};
 use crate::schedule::Schedule;
@@ -295,6 +295,8 @@ fn facts(
     let adapted: Vec<_> = modules(lora, shape).map(|(_, projection)| projection.dims(shape)).collect();
     let parameters: usize = adapted.iter().map(|(out, inputs)| lora.r * (out + inputs)).sum();
     let targets: Vec<_> = lora.targets.iter().map(|target| target.name()).collect();
+    let targets =
+        if targets.len() == Projection::ALL.len() { "all linear".into() } else { targets.join(", ") };
     let supervised: usize = loader.samples().iter().map(Sample::supervised).sum();
     let weights = match config.quantization.weights {
         Weights::None => "weights as in the files",
@@ -310,7 +312,7 @@ fn facts(
                 lora.r,
                 lora.scale(),
                 adapted.len(),
-                targets.join(", ")
+                targets
             ),
         ),
         ("data", format!("{} samples, {supervised} supervised tokens", loader.samples().len())),
