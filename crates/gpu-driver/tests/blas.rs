@@ -298,17 +298,22 @@ fn captures_and_products_of_two_threads_do_not_wait_for_each_other_forever() {
     let blas = std::sync::Arc::new(Blas::new(&stream).unwrap());
     let a = stream.buffer(&[2.0f32]).unwrap();
     let mut c = gpu.buffer::<f32>(1).unwrap();
+    // With the two taken in different orders, a fifth of this ended in the wait in two runs of three on two cores.
+    const ROUNDS: usize = 100_000;
+    let together = std::sync::Arc::new(std::sync::Barrier::new(2));
     let (done, ended) = std::sync::mpsc::channel();
     let (captured, captures) = (stream.clone(), done.clone());
-    let of_captures = blas.clone();
+    let (of_captures, first) = (blas.clone(), together.clone());
     std::thread::spawn(move || {
-        for _ in 0..500 {
+        first.wait();
+        for _ in 0..ROUNDS {
             Capture::begin(&captured, &[&of_captures]).unwrap().end().unwrap();
         }
         captures.send(()).unwrap();
     });
     std::thread::spawn(move || {
-        for _ in 0..500 {
+        together.wait();
+        for _ in 0..ROUNDS {
             let factor = Factor::new(&a, 1, 1);
             blas.product(1, 1.0, factor, factor, 0.0, (c.view_mut(), Layout::new(1, 1))).unwrap();
         }
