@@ -246,6 +246,7 @@ mod tests {
             let of = products.iter().filter(|row| row["provider"] == provider);
             assert_eq!(of.filter(|row| row["tflops"].as_f64().is_some_and(|rate| rate > 0.0)).count(), 3);
         }
+        assert_eq!(products.iter().filter(|row| row["captured_nodes"] == json!(1)).count(), 3);
         assert_eq!(report["memory"]["accounted_bytes"], json!(64 << 20));
     }
 

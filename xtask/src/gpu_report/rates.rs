@@ -5,7 +5,8 @@ use anyhow::{Result, ensure};
 use cpu_ops::nf4::{Nf4Matrix, Scales};
 use cpu_ops::{MatRef, Threads};
 use gpu_driver::{
-    Argument, Blas, Buffer, DriverError, Factor, Gpu, Kernel, Layout, ProductInput, Stream, arguments,
+    Argument, Blas, Buffer, Capture, DriverError, Factor, Gpu, Kernel, Layout, ProductInput, Stream,
+    arguments,
 };
 use half::{bf16, f16};
 use serde_json::{Value, json};
@@ -220,7 +221,17 @@ impl Products<'_> {
                 Ok(blas.product(1, 1.0, a, b, 0.0, (c.view_mut(), Layout::new(n, n)))?)
             })?;
             ensure!(check(&c, "cuBLAS")? == result, "{} and cuBLAS differ", kernel.name());
-            self.rows.push(json!({ "provider": "cublas", "inputs": inputs, "tflops": rate(theirs) }));
+            // Captured with its workspace, the same product must give the same bits.
+            self.stream.zero(&mut c)?;
+            let capture = Capture::begin(self.stream, &[blas])?;
+            blas.product(1, 1.0, a, b, 0.0, (c.view_mut(), Layout::new(n, n)))?;
+            let graph = capture.end()?;
+            let nodes = graph.nodes();
+            graph.instantiate()?.launch(self.stream)?;
+            ensure!(check(&c, "captured cuBLAS")? == result, "cuBLAS differs where it is captured");
+            self.rows.push(json!({
+                "provider": "cublas", "inputs": inputs, "tflops": rate(theirs), "captured_nodes": nodes,
+            }));
         }
         Ok(())
     }
