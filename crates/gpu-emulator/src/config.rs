@@ -3,7 +3,10 @@
 //! The settings are environment variables, read once when the driver initialises; the same names may be
 //! given to [`crate::Emulator::set`] afterwards. [`SETTINGS`] is the table that the README shows.
 
+mod registers;
+
 use crate::exec::Options;
+pub use registers::Registers;
 
 /// Name, default and meaning of each setting.
 pub const SETTINGS: &[(&str, &str, &str)] = &[
@@ -24,6 +27,11 @@ pub const SETTINGS: &[(&str, &str, &str)] = &[
     ),
     ("GPU_EMULATOR_MEMCHECK", "on", "reads of unwritten memory are errors (bounds are checked always)"),
     ("GPU_EMULATOR_RACECHECK", "off", "unordered accesses are errors"),
+    (
+        "GPU_EMULATOR_REGISTERS",
+        "",
+        "a file with the registers of kernels, as a table of `cargo xtask ptx`: a block that needs too many gets 701",
+    ),
     ("GPU_EMULATOR_WATCHDOG", "20000000000", "warp instructions of one launch before it is stopped with 702"),
     ("GPU_EMULATOR_FAIL", "", "FUNCTION:NTH:CODE, with commas: the nth call from now on returns the code"),
     ("GPU_EMULATOR_FAIL_ASYNC", "", "NTH:CODE, with commas: the nth piece of stream work fails when it runs"),
@@ -82,6 +90,8 @@ pub struct Config {
     pub spill: bool,
     /// Stream mode.
     pub streams: Streams,
+    /// Registers of a thread, by kernel and capability.
+    pub registers: Registers,
     /// How kernels run.
     pub exec: Options,
     /// Calls that fail: function, how many calls from now, code.
@@ -106,6 +116,7 @@ impl Default for Config {
             pinned_limit: None,
             spill: false,
             streams: Streams::Lazy,
+            registers: Registers::default(),
             exec: Options::default(),
             fail: Vec::new(),
             fail_async: Vec::new(),
@@ -210,6 +221,15 @@ impl Config {
             }
             "GPU_EMULATOR_MEMCHECK" => self.exec.uninitialised = on_off()?,
             "GPU_EMULATOR_RACECHECK" => self.exec.race = on_off()?,
+            "GPU_EMULATOR_REGISTERS" => {
+                self.registers = if value.is_empty() {
+                    Registers::default()
+                } else {
+                    let text = std::fs::read_to_string(value)
+                        .map_err(|e| error(&format!("expected a file that can be read: {e}")))?;
+                    Registers::parse(&text).map_err(|what| error(&what))?
+                }
+            }
             "GPU_EMULATOR_WATCHDOG" => self.exec.watchdog = number()?,
             "GPU_EMULATOR_FAIL" => {
                 self.fail = value

@@ -197,12 +197,14 @@ fn asynchronous_copies_arrive_at_the_wait() {
 /// Element (r, c) of an 8 x 8 matrix whose rows lie in shared memory.
 #[test]
 fn ldmatrix_spreads_rows_over_lanes() {
-    for transposed in [false, true] {
-        let trans = if transposed { ".trans" } else { "" };
+    for (form, transposed) in [
+        ("ldmatrix.sync.aligned.m8n8.x4.shared.b16", false),
+        ("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16", true),
+    ] {
         // 4 matrices of 8 rows of 8 halves: half number i has the value i.
         let text = body(&format!(".shared .align 16 .b16 s[256]; mov.u64 %rd0, s; mul.wide.u32 %rd1, %tid, 16; add.u64 %rd0, %rd0, %rd1; add.u64 %rd1, %in, %rd1;
             ld.global.v4.u32 {{%r1, %r2, %r3, %r4}}, [%rd1]; st.shared.v4.b32 [%rd0], {{%r1, %r2, %r3, %r4}}; bar.warp.sync -1;
-            ldmatrix.sync.aligned.m8n8.x4{trans}.shared.b16 {{%r5, %r6, %r7, %r8}}, [%rd0];
+            {form} {{%r5, %r6, %r7, %r8}}, [%rd0];
             mul.wide.u32 %rd2, %tid, 16; add.u64 %rd2, %out, %rd2; st.global.v4.b32 [%rd2], {{%r5, %r6, %r7, %r8}}; ret;"));
         let input = (0..128).map(|w| (2 * w) | (2 * w + 1) << 16).collect();
         let out = Case { body: &text, input, output: 128, ..Case::default() }.run().unwrap();
@@ -212,7 +214,7 @@ fn ldmatrix_spreads_rows_over_lanes() {
                     64 * matrix + if transposed { 8 * column + row } else { 8 * row + column }
                 };
                 let wanted = at(lane / 4, 2 * (lane % 4)) | at(lane / 4, 2 * (lane % 4) + 1) << 16;
-                assert_eq!(out[(4 * lane + matrix) as usize], wanted, "lane {lane} matrix {matrix} {trans}");
+                assert_eq!(out[(4 * lane + matrix) as usize], wanted, "lane {lane} matrix {matrix} {form}");
             }
         }
     }
@@ -225,13 +227,13 @@ fn mma_is_a_product() {
     let half = |x: f32, bf: bool| {
         u32::from(if bf { half::bf16::from_f32(x).to_bits() } else { half::f16::from_f32(x).to_bits() })
     };
-    for (k, bf, half_result) in [
-        (8, false, false),
-        (8, false, true),
-        (16, false, false),
-        (16, false, true),
-        (16, true, false),
-        (8, true, false),
+    for (form, k, bf, half_result) in [
+        ("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32", 8, false, false),
+        ("mma.sync.aligned.m16n8k8.row.col.f16.f16.f16.f16", 8, false, true),
+        ("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32", 16, false, false),
+        ("mma.sync.aligned.m16n8k16.row.col.f16.f16.f16.f16", 16, false, true),
+        ("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32", 16, true, false),
+        ("mma.sync.aligned.m16n8k8.row.col.f32.bf16.bf16.f32", 8, true, false),
     ] {
         let a: Vec<f32> = (0..16 * k).map(|i| ((i * 7 + 3) % 11) as f32 - 5.0).collect();
         let b: Vec<f32> = (0..k * 8).map(|i| ((i * 5 + 1) % 13) as f32 - 6.0).collect();
@@ -260,12 +262,10 @@ fn mma_is_a_product() {
             words.resize(12, 0);
             input.extend(words);
         }
-        let ty = if bf { "bf16" } else { "f16" };
         let (results, register) = if half_result { (2, "b32") } else { (4, "f32") };
         let list = |name: &str, from: usize, n: usize| {
             (from..from + n).map(|i| format!("%{name}{i}")).collect::<Vec<_>>().join(", ")
         };
-        let ct = if half_result { "f16" } else { "f32" };
         let mut text = format!(
             ".reg .b32 %x<12>; .reg .{register} %c<4>, %d<4>; mul.wide.u32 %rd0, %tid, 48; add.u64 %rd0, %in, %rd0;\n"
         );
@@ -277,7 +277,7 @@ fn mma_is_a_product() {
             text += &format!("mov.b32 %c{r}, %x{};\n", na + nb + r);
         }
         text += &format!(
-            "mma.sync.aligned.m16n8k{k}.row.col.{ct}.{ty}.{ty}.{ct} {{{}}}, {{{}}}, {{{}}}, {{{}}};\n",
+            "{form} {{{}}}, {{{}}}, {{{}}}, {{{}}};\n",
             list("d", 0, results),
             list("x", 0, na),
             list("x", na, nb),
@@ -299,7 +299,7 @@ fn mma_is_a_product() {
                 } else {
                     f32::from_bits(out[4 * lane + 2 * (row / 8) + column % 2])
                 };
-                assert_eq!(got, wanted, "k {k} {ty} -> {ct}, row {row} column {column}");
+                assert_eq!(got, wanted, "{form}, row {row} column {column}");
             }
         }
     }

@@ -301,12 +301,12 @@ fn wrong_launches_and_modules_are_refused() {
     let k = d.increment();
     let at = d.filled(&[0]);
     let mut params: [*mut c_void; 1] = [(&raw const at).cast_mut().cast()];
-    let mut launch = |grid: u32, gy: u32, block: u32, shared: u32| unsafe {
+    let mut launch = |grid: u32, gy: u32, gz: u32, block: u32, shared: u32| unsafe {
         sys::cuLaunchKernel(
             k,
             grid,
             gy,
-            1,
+            gz,
             block,
             1,
             1,
@@ -316,9 +316,13 @@ fn wrong_launches_and_modules_are_refused() {
             std::ptr::null_mut(),
         )
     };
-    for (grid, gy, block, shared) in [(0, 1, 1, 0), (1, 65536, 1, 0), (1, 1, 1025, 0), (1, 1, 1, 49153)] {
-        assert_eq!(launch(grid, gy, block, shared), CUresult::CUDA_ERROR_INVALID_VALUE);
+    for (grid, gy, gz, block, shared) in
+        [(0, 1, 1, 1, 0), (1, 65536, 1, 1, 0), (1, 1, 65536, 1, 0), (1, 1, 1, 1025, 0), (1, 1, 1, 1, 49153)]
+    {
+        assert_eq!(launch(grid, gy, gz, block, shared), CUresult::CUDA_ERROR_INVALID_VALUE);
     }
+    d.reported("a grid of [1, 65536, 1]: the limits are 2^31 - 1, 65535 and 65535");
+    d.reported("a grid of [1, 1, 65536]: the limits are 2^31 - 1, 65535 and 65535");
     d.reported("49153 bytes of dynamic shared memory; 49152 are allowed without opting in");
     unsafe {
         ok(sys::cuFuncSetAttribute(
@@ -327,7 +331,25 @@ fn wrong_launches_and_modules_are_refused() {
             65536,
         ))
     };
-    ok(launch(1, 1, 1, 49153));
+    ok(launch(1, 1, 1, 1, 49153));
+    // Registers are those of a table, whose row is for the capability of the device.
+    let table = std::env::temp_dir().join(format!("registers-{}.md", std::process::id()));
+    std::fs::write(
+        &table,
+        "| kernel | threads | sm_75 | sm_80 |\n|---|---|---|---|\n| k | 256 | 32 | 80 |\n",
+    )
+    .unwrap();
+    d.emulator.set("GPU_EMULATOR_REGISTERS", table.to_str().unwrap()).unwrap();
+    std::fs::remove_file(&table).unwrap();
+    assert_eq!(launch(1, 1, 1, 1024, 0), CUresult::CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES);
+    d.reported("refused (701): 1024 threads with 80 registers each take 81920 registers; a block has 65536");
+    let mut registers = 0;
+    unsafe {
+        ok(sys::cuFuncGetAttribute(&mut registers, sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_NUM_REGS, k))
+    };
+    assert_eq!(registers, 80);
+    d.emulator.set("GPU_EMULATOR_REGISTERS", "").unwrap();
+    assert!(d.emulator.set("GPU_EMULATOR_REGISTERS", "/nowhere").is_err());
     let (code, log) = d
         .load(".version 6.3\n.target sm_75\n.address_size 64\n.entry k() {\n  frobnicate.u32 %r1;\n}")
         .unwrap_err();
@@ -507,7 +529,19 @@ fn memory_is_counted_in_pages_and_ends() {
         assert_eq!(info().0, before);
         d.emulator.set("GPU_EMULATOR_SPILL", "on").unwrap();
         ok(sys::cuMemAlloc_v2(&mut more, before + (16 << 20)));
+        // While memory has spilled, launches are slow: 5 ms each.
+        let (k, stream) = (d.kernel("ret;"), d.stream(true));
+        let launch = || {
+            let start = std::time::Instant::now();
+            ok(d.launch(k, 0, stream));
+            ok(sys::cuStreamSynchronize(stream));
+            start.elapsed()
+        };
+        let spilled = launch();
+        assert!(spilled >= std::time::Duration::from_millis(5), "{spilled:?}");
         ok(sys::cuMemFree_v2(more));
+        let fastest = (0..20).map(|_| launch()).min().unwrap();
+        assert!(fastest < std::time::Duration::from_millis(5), "{fastest:?}");
         d.emulator.set("GPU_EMULATOR_SPILL", "off").unwrap();
         d.emulator.set("GPU_EMULATOR_PINNED_LIMIT", "1MiB").unwrap();
         let mut host = std::ptr::null_mut();
@@ -517,6 +551,53 @@ fn memory_is_counted_in_pages_and_ends() {
         let stream = d.stream(true);
         assert_eq!(sys::cuMemAllocAsync(&mut more, 4, stream), CUresult::CUDA_ERROR_NOT_SUPPORTED);
     }
+}
+
+#[test]
+fn an_integrated_device_says_so() {
+    let d = Device::new();
+    let integrated = || {
+        let mut value = -1;
+        let attribute = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_INTEGRATED;
+        ok(unsafe { sys::cuDeviceGetAttribute(&mut value, attribute, 0) });
+        value
+    };
+    assert_eq!(integrated(), 0);
+    d.emulator.set("GPU_EMULATOR_INTEGRATED", "on").unwrap();
+    assert_eq!(integrated(), 1);
+    d.emulator.set("GPU_EMULATOR_INTEGRATED", "off").unwrap();
+}
+
+#[test]
+fn seeds_show_the_orders_that_nothing_forbids() {
+    let d = Device::new();
+    let block = d.kernel("mov.u32 %r0, %ctaid.x; st.global.u32 [%p], %r0; ret;");
+    let mut streams = std::collections::BTreeSet::new();
+    let mut blocks = std::collections::BTreeSet::new();
+    for seed in 0..16 {
+        d.emulator.set("GPU_EMULATOR_STREAMS", &seed.to_string()).unwrap();
+        let at = d.filled(&[9, 9, 9]);
+        let (a, b, event) = (d.stream(true), d.stream(true), d.event());
+        let mut params: [*mut c_void; 1] = [(&raw const at).cast_mut().cast()];
+        unsafe {
+            // Two streams write the same word, and another word with an event between them.
+            ok(sys::cuMemsetD32Async(at + 4, 1, 1, a));
+            ok(sys::cuMemsetD32Async(at + 8, 1, 1, a));
+            ok(sys::cuEventRecord(event, a));
+            ok(sys::cuMemsetD32Async(at + 4, 2, 1, b));
+            ok(sys::cuStreamWaitEvent(b, event, 0));
+            ok(sys::cuMemsetD32Async(at + 8, 2, 1, b));
+            let (params, none) = (params.as_mut_ptr(), std::ptr::null_mut());
+            ok(sys::cuLaunchKernel(block, 4, 1, 1, 1, 1, 1, 0, a, params, none));
+            ok(sys::cuCtxSynchronize());
+        }
+        let words = d.words(at, 3);
+        blocks.insert(words[0]);
+        streams.insert(words[1]);
+        assert_eq!(words[2], 2, "seed {seed}: the event orders these");
+    }
+    assert_eq!(streams, [1, 2].into());
+    assert_eq!(blocks, [0, 1, 2, 3].into(), "the block that is last");
 }
 
 #[test]

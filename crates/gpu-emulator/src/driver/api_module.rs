@@ -167,7 +167,10 @@ fn check_launch(d: &mut Locked, handle: Handle, grid: [u32; 3], block: [u32; 3],
             format!("a block of {block:?}; .reqntid wants {:?}", kernel.required.unwrap_or_default()),
         ))
     } else {
-        None
+        let registers = &d.config.registers;
+        registers
+            .complaint(&name, d.config.compute, threads as u32)
+            .map(|text| (LAUNCH_OUT_OF_RESOURCES, text))
     };
     match complaint {
         None => Ok(()),
@@ -291,7 +294,7 @@ api! {
             1 => kernel.shared_bytes as i32,
             2 => 0,
             3 => kernel.local_bytes as i32,
-            4 => kernel.registers as i32,
+            4 => d.config.registers.of(&kernel.name, d.config.compute).unwrap_or(kernel.registers) as i32,
             5 => kernel.target as i32,
             6 => sm,
             7 => 0,

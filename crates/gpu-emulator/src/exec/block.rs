@@ -56,7 +56,7 @@ pub(super) struct Context<'a> {
     /// Barriers that the whole block has passed.
     pub epoch: u32,
     barriers: Vec<BarrierState>,
-    warps: u32,
+    pub warps: u32,
     threads: u32,
     /// Warp instructions left before the watchdog bites.
     budget: u64,

@@ -45,6 +45,8 @@ pub(super) struct Warp {
     live: u32,
     present: u32,
     state: State,
+    /// The lanes that have written each watched register.
+    written: Vec<u32>,
     /// Warp barriers passed.
     pub epoch: u32,
     /// Local memory, lane after lane, and which bytes were written.
@@ -77,6 +79,7 @@ impl Warp {
             live: 0,
             present: if here == 32 { FULL } else { (1 << here) - 1 },
             state: State::Done,
+            written: vec![0; kernel.watched.len()],
             epoch: 0,
             local: vec![0; kernel.local_bytes * LANES],
             local_written: vec![false; kernel.local_bytes * LANES],
@@ -112,6 +115,7 @@ impl Warp {
         self.paths.clear();
         self.paths.push(Path { pc: 0, meet: NEVER, mask: self.present });
         self.live = self.present;
+        self.written.iter_mut().for_each(|lanes| *lanes = 0);
         self.state = State::Ready;
         self.epoch = 0;
         // Filling nothing is slow: the masked store of an empty range ends in an assist of the processor.
@@ -230,6 +234,7 @@ impl Warp {
     pub fn run(&mut self, context: &mut Context<'_>, turn: u64) -> Result<(Stop, u64), Fault> {
         let kernel = context.kernel;
         let lanes = context.options.lanes;
+        let watched = context.options.uninitialised && !kernel.watches.is_empty();
         let mut executed = 0u64;
         let mut lane_count = 0u64;
         let Some(&top) = self.paths.last() else { return Ok((Stop::Turn, 0)) };
@@ -260,10 +265,16 @@ impl Warp {
             executed += 1;
             lane_count += if mask == FULL { 32 } else { u64::from(mask.count_ones()) };
             if mask == 0 {
+                if watched && let Err(fault) = self.watch(context, at, path.mask, 0) {
+                    break Err(fault);
+                }
                 path.pc += 1;
                 continue;
             }
             path.pc += 1;
+            if watched && let Err(fault) = self.watch(context, at, path.mask, mask) {
+                break Err(fault);
+            }
             match inst.op {
                 Op::Int32(_) | Op::Int16(_) => (lanes.word)(&mut self.registers, inst, mask),
                 Op::F32(..) | Op::F64(..) => (lanes.float)(&mut self.registers, inst, mask),
@@ -353,6 +364,27 @@ impl Warp {
         context.counts.lanes += lane_count;
         context.counts.warps += executed;
         result.map(|stop| (stop, executed))
+    }
+
+    /// Reads of registers that nothing has written are faults; writes are noted. `path`: the lanes that come here,
+    /// `mask`: those whose guard holds.
+    fn watch(&mut self, context: &Context<'_>, at: usize, path: u32, mask: u32) -> Result<(), Fault> {
+        let watch = &context.kernel.watches[at];
+        let guard = watch.guard.map(|register| (register, path));
+        for (register, lanes) in guard.into_iter().chain(watch.reads.iter().map(|&register| (register, mask)))
+        {
+            let missing = lanes & !self.written[register as usize];
+            if missing != 0 {
+                let name = &context.kernel.watched[register as usize];
+                let lane = missing.trailing_zeros() as usize;
+                let what = format!("reads the register `{name}`, which nothing has written");
+                return Err(self.lane_fault(context, LAUNCH_FAILED, &context.kernel.code[at], lane, &what));
+            }
+        }
+        for &register in &watch.writes {
+            self.written[register as usize] |= mask;
+        }
+        Ok(())
     }
 
     fn check_barrier(&self, context: &Context<'_>, inst: &Inst, mask: u32) -> Result<(), Fault> {

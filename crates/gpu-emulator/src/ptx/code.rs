@@ -501,6 +501,18 @@ pub enum Special {
     TotalSmemSize,
 }
 
+/// What one instruction does to the registers that may be read before they are written, by their place in
+/// [`Kernel::watched`].
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Watch {
+    /// The predicate of its guard, where it may be unwritten.
+    pub guard: Option<u16>,
+    /// Sources that may be unwritten.
+    pub reads: Vec<u16>,
+    /// Destinations that are watched.
+    pub writes: Vec<u16>,
+}
+
 /// A kernel's parameter.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Param {
@@ -521,6 +533,10 @@ pub struct Kernel {
     pub code: Vec<Inst>,
     /// For each instruction that can diverge, where its lanes meet again.
     pub reconverge: Vec<u32>,
+    /// For each instruction what it does to the watched registers; empty where none is watched.
+    pub watches: Vec<Watch>,
+    /// Names of the registers that some path reads before it writes them.
+    pub watched: Vec<String>,
     /// Slots in each file: words, doubles, predicates.
     pub slots: [usize; 3],
     /// Constants among the words.

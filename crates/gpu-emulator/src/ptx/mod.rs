@@ -6,6 +6,7 @@ pub mod decode;
 mod flow;
 pub mod lexer;
 pub mod parser;
+mod unwritten;
 
 /// Why PTX was refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

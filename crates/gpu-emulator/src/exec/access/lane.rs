@@ -67,8 +67,13 @@ impl Warp {
                         lane,
                         LAUNCH_FAILED,
                         format!(
-                            "load of {n} bytes at shared byte {from}{}, which nothing has written",
-                            variable(c, from)
+                            "load of {n} bytes at shared byte {from}{}, which nothing has written{}",
+                            variable(c, from),
+                            if c.warps > 1 {
+                                " yet (if another warp will, a barrier is missing)"
+                            } else {
+                                ""
+                            }
                         ),
                     ));
                 }

@@ -8,6 +8,7 @@ mod alu;
 mod cooperative;
 mod memory;
 mod modifiers;
+mod named;
 
 use std::collections::HashMap;
 
@@ -31,7 +32,7 @@ pub fn decode(module: &Module, entry: &Entry, addresses: &Addresses) -> Result<K
     decoder.finish(entry)
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum File {
     Word,
     Double,
@@ -68,6 +69,8 @@ struct Decoder<'a> {
     specials: HashMap<Special, u16>,
     truth: Option<u16>,
     registers: [u32; 2],
+    /// Registers that instructions name, and what each instruction names.
+    names: named::Names,
     dynamic: Vec<(String, usize)>,
 }
 
@@ -97,6 +100,7 @@ impl<'a> Decoder<'a> {
             specials: HashMap::new(),
             truth: None,
             registers: [0; 2],
+            names: named::Names::default(),
             dynamic: Vec::new(),
         };
         for variable in &module.variables {
@@ -252,6 +256,7 @@ impl<'a> Decoder<'a> {
             self.kernel.code[fixup.inst].x = target;
         }
         self.kernel.reconverge = reconvergence(&self.kernel.code);
+        self.watch_unwritten();
         // What ptxas would allot is unknown here; live ranges end long before the last register is
         // named, so this only bounds from above and no launch is refused on its account.
         self.kernel.registers = (self.registers[0] + 2 * self.registers[1]).clamp(8, 255);
@@ -280,6 +285,7 @@ impl<'a> Decoder<'a> {
             Some((name, negated)) => Some((self.predicate_named(name, inst.line)?, *negated)),
         };
         self.dispatch(inst)?;
+        self.note_names(inst, first)?;
         if let Some((slot, negated)) = guard {
             for emitted in &mut self.kernel.code[first..] {
                 emitted.guard = slot;
