@@ -32,13 +32,10 @@ const NAMES: [(&str, &str); 4] = [
 /// # Errors
 /// Under `REQUIRE_GPU=1`, when the emulator does not build, and when the command fails.
 pub fn run(arguments: &Arguments) -> Result<()> {
-    let libraries = Libraries::build()?;
     let (program, rest) = arguments.command.split_first().context("no command to run")?;
     let mut command = Command::new(program);
     command.args(rest);
-    libraries.apply(&mut command);
-    let status = command.status().with_context(|| format!("cannot start `{program}`"))?;
-    drop(libraries);
+    let status = under_emulator(command, Command::status)?;
     if status.success() {
         return Ok(());
     }
@@ -46,6 +43,16 @@ pub fn run(arguments: &Arguments) -> Result<()> {
         Some(code) => std::process::exit(code),
         None => bail!("`{program}` was ended: {status}"),
     }
+}
+
+/// Starts a command with the emulator's libraries before all others; they are gone when it has ended.
+fn under_emulator<T>(
+    mut command: Command,
+    start: impl FnOnce(&mut Command) -> std::io::Result<T>,
+) -> Result<T> {
+    let libraries = Libraries::build()?;
+    libraries.apply(&mut command);
+    start(&mut command).with_context(|| format!("cannot start `{}`", command.get_program().display()))
 }
 
 /// The emulator's libraries under the driver's names, for as long as this lives.
@@ -112,4 +119,41 @@ fn link(file: &Path, name: &Path) -> Result<()> {
 #[cfg(not(unix))]
 fn link(file: &Path, _name: &Path) -> Result<()> {
     bail!("{}: the emulator replaces libcuda on Linux only", file.display())
+}
+
+#[cfg(all(test, target_os = "linux"))]
+mod tests {
+    use super::*;
+
+    /// Starts a test of this file as a program of its own, which finds its driver as any program does.
+    fn child(name: &str) -> std::process::Output {
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        command.args(["--exact", &format!("emulate::tests::{name}"), "--ignored", "--nocapture"]);
+        command.env("GPU_EMULATOR_NAME", "Emulated for a test").env_remove("REQUIRE_GPU");
+        under_emulator(command, Command::output).unwrap()
+    }
+
+    #[test]
+    fn a_program_runs_its_kernels_on_the_emulator() {
+        let output = child("child_that_adds_on_the_first_device");
+        let text =
+            format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+        assert!(output.status.success(), "{text}");
+        assert!(text.contains("Emulated for a test") && text.contains("sum [11.0, 22.0, 33.0]"), "{text}");
+    }
+
+    #[test]
+    #[ignore = "a program that a_program_runs_its_kernels_on_the_emulator starts"]
+    fn child_that_adds_on_the_first_device() {
+        for device in gpu_driver::devices().unwrap() {
+            println!("{device}");
+        }
+        let gpu = gpu_driver::Gpu::open(0).unwrap();
+        let kernel = gpu.load(&kernels_ptx::ACCUMULATE).unwrap();
+        let stream = gpu.stream().unwrap();
+        let x = stream.buffer(&[1.0f32, 2.0, 3.0]).unwrap();
+        let mut y = stream.buffer(&[10.0f32, 20.0, 30.0]).unwrap();
+        kernel.launch(&stream, &[3], &gpu_driver::arguments![&x, &mut y, 3u64, 1f32]).unwrap();
+        println!("sum {:?}", stream.read(&y).unwrap());
+    }
 }

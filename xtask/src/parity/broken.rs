@@ -4,7 +4,7 @@ use kernels_ptx as k;
 use kernels_ptx::{Element, Kernel};
 
 use super::case::{Case, Data, f32, u64};
-use super::{Backend, device, run_case};
+use super::{Backend, device, products, run_case};
 
 /// The kernel with `from` replaced by `to` where it first stands.
 fn broken(kernel: &'static Kernel, from: &str, to: &str) -> &'static Kernel {
@@ -65,6 +65,15 @@ fn norm(kernel: &'static Kernel) -> Case {
     case
 }
 
+/// A product of two tiles in depth.
+fn product(kernel: &'static Kernel) -> Case {
+    let wanted = |case: &Case| case.kernel.name == kernel.name && case.label.starts_with("128 x 128 x 32");
+    let mut case = products::cases().into_iter().find(wanted).unwrap();
+    case.kernel = kernel;
+    case.steps.iter_mut().for_each(|step| step.kernel = kernel);
+    case
+}
+
 fn cast(kernel: &'static Kernel) -> Case {
     let mut case = Case::new(kernel, "a value above half-way");
     let x = case.buffer(Data::F32(vec![f32::from_bits(0x3F80_1001)]));
@@ -76,7 +85,7 @@ fn cast(kernel: &'static Kernel) -> Case {
 
 #[test]
 fn whole_kernels_have_no_complaint() {
-    for case in [add(&k::ADD), norm(&k::RMS_NORM_FORWARD), cast(&k::CAST_F32_TO_F16)] {
+    for case in [add(&k::ADD), norm(&k::RMS_NORM_FORWARD), product(&k::GEMM_F32), cast(&k::CAST_F32_TO_F16)] {
         assert_eq!(complaint(&case), "", "{}", case.kernel.name);
     }
 }
@@ -92,7 +101,15 @@ fn a_bound_that_is_off_by_one_names_kernel_line_thread_and_address() {
 #[test]
 fn a_missing_barrier_is_found() {
     let message = complaint(&norm(broken(&k::RMS_NORM_FORWARD, "    bar.sync 0;\n", "")));
-    assert!(message.contains("`rms_norm_forward`") && message.contains("shared"), "{message}");
+    for part in ["`rms_norm_forward`", "ptx line", "shared byte", "a barrier is missing"] {
+        assert!(message.contains(part), "{part}: {message}");
+    }
+    // Where both sides of the barrier have been written before, it is a race: the second tile of a product.
+    let end_of_tile = "    @%more bra INNER;\n    bar.sync 0;\n";
+    let message = complaint(&product(broken(&k::GEMM_F32, end_of_tile, "    @%more bra INNER;\n")));
+    for part in ["`gemm_f32`", "ptx line", "race: ", "no barrier came between"] {
+        assert!(message.contains(part), "{part}: {message}");
+    }
 }
 
 #[test]
