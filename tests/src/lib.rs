@@ -5,7 +5,7 @@
 use std::path::{Path, PathBuf};
 
 use safetensors::{Dtype, SafeTensors};
-use trainer::backend::{CpuBackend, Storage};
+use trainer::backend::{Backend, CpuBackend, Storage};
 use trainer::data::Sample;
 use trainer::engine::{Engine, EngineOptions, Model};
 use trainer::event::Collected;
@@ -196,7 +196,8 @@ impl Setup {
         self
     }
 
-    fn backend(&self) -> CpuBackend {
+    /// The CPU with the number of threads.
+    pub fn backend(&self) -> CpuBackend {
         CpuBackend::new(cpu_ops::Threads::new(self.threads).expect("threads start"))
     }
 
@@ -206,6 +207,11 @@ impl Setup {
 
     /// An engine with a fresh adapter.
     pub fn engine(&self) -> Engine<CpuBackend> {
+        self.engine_on(self.backend())
+    }
+
+    /// An engine with a fresh adapter, on another device.
+    pub fn engine_on<B: Backend>(&self, backend: B) -> Engine<B> {
         let mut weights = self.weights();
         let options = EngineOptions {
             storage: self.storage,
@@ -216,8 +222,7 @@ impl Setup {
             activation_bytes: self.activation_bytes,
         };
         let shape = weights.shape.clone();
-        Engine::new(self.backend(), &shape, weights.source.as_mut(), options)
-            .unwrap_or_else(|e| panic!("{e}"))
+        Engine::new(backend, &shape, weights.source.as_mut(), options).unwrap_or_else(|e| panic!("{e}"))
     }
 
     /// A model without training buffers.

@@ -84,7 +84,7 @@ mod tests {
         choose(&Config::parse(text, "run.toml", &sets).unwrap())
     }
 
-    // B106, B122: a GPU that is not there is refused before any other work, and auto says what it took and why.
+    // B106, B119, B122: a GPU that is not there is refused before any other work, and auto says what it took and why.
     #[test]
     fn a_gpu_that_is_not_there_is_refused_and_auto_says_why() {
         let error = chosen(&["device.kind=cuda:7"]).unwrap_err().to_string();
