@@ -304,14 +304,14 @@ fn captures_and_products_of_two_threads_do_not_wait_for_each_other_forever() {
     let (done, ended) = std::sync::mpsc::channel();
     let (captured, captures) = (stream.clone(), done.clone());
     let (of_captures, first) = (blas.clone(), together.clone());
-    std::thread::spawn(move || {
+    let one = std::thread::spawn(move || {
         first.wait();
         for _ in 0..ROUNDS {
             Capture::begin(&captured, &[&of_captures]).unwrap().end().unwrap();
         }
         captures.send(()).unwrap();
     });
-    std::thread::spawn(move || {
+    let other = std::thread::spawn(move || {
         together.wait();
         for _ in 0..ROUNDS {
             let factor = Factor::new(&a, 1, 1);
@@ -322,6 +322,9 @@ fn captures_and_products_of_two_threads_do_not_wait_for_each_other_forever() {
     for _ in 0..2 {
         ended.recv_timeout(std::time::Duration::from_secs(30)).unwrap();
     }
+    // What the threads hold goes before the next test opens the device.
+    one.join().unwrap();
+    other.join().unwrap();
     stream.synchronize().unwrap();
     setup.silent();
 }
