@@ -2,8 +2,9 @@
 //!
 //! This file holds the interface and the plan (checks, which path, which task computes which rectangle of C).
 //! `product` has the blocked loops, `pack` the copying into their order, `microkernel` the innermost loops
-//! for each instruction set, `dot` the path for a few rows, `blocks` the sizes, `output` the rectangles of C.
+//! for each instruction set, `ahead` what they ask the memory for meanwhile, `dot` the path for a few rows, `blocks` the sizes, `output` the rectangles of C.
 
+mod ahead;
 pub(crate) mod blocks;
 mod dot;
 mod microkernel;
@@ -20,10 +21,11 @@ use half::{bf16, f16};
 use crate::nf4::Nf4;
 use crate::simd::Simd;
 use crate::{Error, MatMut, MatRef, Result, Threads};
-use blocks::Cost;
+use blocks::{Cost, MC};
 #[cfg(target_arch = "x86_64")]
 pub(crate) use microkernel::MultiplyAdds;
 use output::Block;
+use pack::Aligned;
 use product::Job;
 
 /// Whether a factor stands as it is stored, or transposed.
@@ -234,7 +236,7 @@ fn flip(op: Op) -> Op {
 
 fn run_blocked(threads: &Threads, job: &Job<'_>, c: Block<'_>) {
     let (rows, cols) = (c.rows(), c.cols());
-    let parts = blocks::deep_parts(job.depth, rows * cols);
+    let parts = blocks::deep_parts(job.depth, (rows, cols));
     if parts.len() > 1 {
         return run_deep(threads, job, &parts, c);
     }
@@ -257,16 +259,27 @@ fn run_blocked(threads: &Threads, job: &Job<'_>, c: Block<'_>) {
     });
 }
 
-/// A product whose inner dimension is cut: each task computes all of C over one part, and the parts are added in
-/// their order.
+/// A product whose inner dimension is cut: each task computes some rows of C over one part, and the parts are added
+/// in their order.
 fn run_deep(threads: &Threads, job: &Job<'_>, inner: &[Range<usize>], c: Block<'_>) {
     let (rows, cols) = (c.rows(), c.cols());
     let size = rows * cols;
-    let mut sums = vec![0f32; inner.len() * size];
-    threads.run_on(sums.chunks_mut(size).collect(), |index, sums| {
-        let Range { start, end } = inner[index];
-        let part = Job { first: job.first + start, depth: end - start, alpha: 1.0, beta: 0.0, ..*job };
-        part.run((0, 0), Block::new(MatMut::new(sums, rows, cols).expect("chunks of this size")));
+    let mut sums = Aligned::default();
+    let sums = sums.take(inner.len() * size);
+    let row_blocks = blocks::cuts(rows, 1, rows.div_ceil(MC));
+    let mut tasks = Vec::with_capacity(inner.len() * row_blocks.len());
+    let mut left = &mut *sums;
+    for part in inner {
+        for block in &row_blocks {
+            let sums;
+            (sums, left) = left.split_at_mut(block.len() * cols);
+            tasks.push((part, block, sums));
+        }
+    }
+    threads.run_on(tasks, |_, (part, block, sums)| {
+        let part = Job { first: job.first + part.start, depth: part.len(), alpha: 1.0, beta: 0.0, ..*job };
+        let sums = MatMut::new(sums, block.len(), cols).expect("split with this length");
+        part.run((block.start, 0), Block::new(sums));
     });
     let row_cuts = blocks::cuts(rows, 1, rows.div_ceil(16));
     let parts = c.split(&row_cuts, std::slice::from_ref(&(0..cols)));

@@ -22,7 +22,10 @@ impl Aligned {
     /// At least `len` elements, with whatever values they had.
     pub(crate) fn take(&mut self, len: usize) -> &mut [f32] {
         let lines = len.div_ceil(16);
-        if self.0.len() < lines {
+        if self.0.is_empty() {
+            // Zeroed pages as they come from the system, which nothing has touched yet.
+            self.0 = bytemuck::zeroed_vec(lines);
+        } else if self.0.len() < lines {
             self.0.resize(lines, Line([0.0; 16]));
         }
         &mut bytemuck::cast_slice_mut(&mut self.0)[..len]

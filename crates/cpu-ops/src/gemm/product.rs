@@ -9,11 +9,12 @@
 //! ```
 //!
 //! A sliver of B is packed when it is first needed, so with up to MC rows (a usual batch) it is used while it
-//! is still in the L1 cache. With few rows, packing a plain f32 B would cost as much as the product; then the
-//! microkernel reads B where it lies.
+//! is still in the L1 cache. A plain f32 B is packed by the microkernel itself: its first tile reads B where it
+//! lies and leaves a copy for the others, so that packing costs neither a pass nor a place in the L2 cache.
 
 use std::ops::Range;
 
+use super::ahead::Ahead;
 use super::blocks::{A_STRIDE, KC, MC, NC, cuts, inner_blocks};
 use super::microkernel::{Microkernel, Tile, portable};
 use super::output::Block;
@@ -21,9 +22,6 @@ use super::pack::{self, Aligned, Buffers};
 use super::{Op, Operand};
 use crate::MatRef;
 use crate::simd::Simd;
-
-/// Rows of C up to which a plain f32 B is read in place.
-const IN_PLACE_ROWS: usize = 64;
 
 /// Operands of a product whose sizes have been checked against each other and against C.
 #[derive(Clone, Copy)]
@@ -70,8 +68,8 @@ impl Job<'_> {
     ) {
         let (rows, cols) = (c.rows(), c.cols());
         let Buffers { a: a_buffer, b: b_buffer, run } = buffers;
-        let in_place = match (self.b, self.b_op) {
-            (Operand::F32(b), Op::None) if rows <= IN_PLACE_ROWS => Some(b),
+        let plain = match (self.b, self.b_op) {
+            (Operand::F32(b), Op::None) => Some(b),
             _ => None,
         };
         for jc in cuts(cols, K::NR, cols.div_ceil(NC)) {
@@ -84,14 +82,20 @@ impl Job<'_> {
                     let a = a_buffer.take(ic.len() * A_STRIDE);
                     let a_rows = row + ic.start..row + ic.end;
                     pack::pack_a(kernel, (self.a, self.a_op, self.row_map), a_rows, inner.clone(), a);
-                    let tiles = ic.len().div_ceil(K::MR) * jc.len().div_ceil(K::NR);
-                    let mut ahead = match blocks.peek() {
-                        Some(&(pc, depth)) if ic.end == rows => {
-                            let inner = self.first + pc..self.first + pc + depth;
-                            let b_cols = if in_place.is_some() { 0..0 } else { col + jc.start..col + jc.end };
-                            Ahead::new(self, row..row + rows.min(MC), inner, b_cols, tiles)
+                    let (panel_count, sliver_count) = (ic.len().div_ceil(K::MR), jc.len().div_ceil(K::NR));
+                    // What comes after this block of A: its next rows, or the first ones of the next block.
+                    let (next_rows, next_inner) = if ic.end < rows {
+                        (ic.end..rows.min(ic.end + MC), Some(inner.clone()))
+                    } else {
+                        let next = blocks.peek().map(|&(pc, depth)| self.first + pc..self.first + pc + depth);
+                        (0..rows.min(MC), next)
+                    };
+                    let next_rows = row + next_rows.start..row + next_rows.end;
+                    let mut ahead_a = match &next_inner {
+                        Some(inner) if self.a_op == Op::None && self.row_map.is_none() => {
+                            Ahead::new(self.a, next_rows, inner.clone(), panel_count * sliver_count)
                         }
-                        _ => Ahead::default(),
+                        _ => Ahead::NONE,
                     };
                     for jr in jc.clone().step_by(K::NR) {
                         let jr = jr..jc.end.min(jr + K::NR);
@@ -100,27 +104,50 @@ impl Job<'_> {
                             inner: inner.clone(),
                             index: (jr.start - jc.start) / K::NR,
                             fresh: ic.start == 0,
-                            alone: in_place.is_some(),
+                            alone: plain.is_some(),
                         };
-                        let of_chunk = col + jc.start..col + jc.end;
-                        let (b, b_stride) = match in_place {
-                            Some(b) if jr.len() % K::LANES == 0 => {
-                                let part =
-                                    b.rows_range(inner.start, depth).cols_range(sliver.cols.start, jr.len());
-                                (part.data(), part.stride())
+                        let as_it_lies = plain
+                            .filter(|_| jr.len() == K::NR)
+                            .map(|b| b.rows_range(inner.start, depth).cols_range(sliver.cols.start, K::NR));
+                        // What comes after this sliver: its neighbour, or the first one of the next block.
+                        let (next_inner, next) = if jr.end < jc.end {
+                            (Some(&inner), jr.end..jc.end.min(jr.end + K::NR))
+                        } else {
+                            (next_inner.as_ref(), jc.start..jc.end.min(jc.start + K::NR))
+                        };
+                        let mut ahead_b = match (plain, next_inner) {
+                            (Some(b), Some(inner)) => {
+                                let cols = col + next.start..col + next.end;
+                                Ahead::new(b, inner.clone(), cols, panel_count)
                             }
-                            _ => (self.sliver::<K>(kernel, &sliver, of_chunk, b_buffer, run), K::NR),
+                            _ => Ahead::NONE,
                         };
-                        for ir in panels(ic.clone(), K::MR) {
-                            ahead.fetch(kernel);
+                        if as_it_lies.is_none() {
+                            self.pack_sliver::<K>(
+                                kernel,
+                                &sliver,
+                                col + jc.start..col + jc.end,
+                                b_buffer,
+                                run,
+                            );
+                        }
+                        let at = if plain.is_some() { 0 } else { sliver.index * depth * K::NR };
+                        let packed = &mut b_buffer.take(at + depth * K::NR)[at..];
+                        for (panel, ir) in panels(ic.clone(), K::MR).enumerate() {
+                            let (b, b_stride, copy) = match as_it_lies {
+                                Some(b) if panel == 0 => (b.data(), b.stride(), Some(&mut *packed)),
+                                _ => (&*packed, K::NR, None),
+                            };
                             kernel.tile(Tile {
                                 a: &a[(ir.start - ic.start) * A_STRIDE..],
                                 b,
                                 b_stride,
+                                copy,
                                 depth,
                                 alpha: self.alpha,
                                 beta,
                                 c: c.part(ir, jr.clone()),
+                                ahead: [ahead_b.next_tile(), ahead_a.next_tile()],
                             });
                         }
                     }
@@ -129,39 +156,37 @@ impl Job<'_> {
         }
     }
 
-    /// The packed sliver, packing it if this is its first use. A transposed B is packed sliver by sliver; a
-    /// plain one all of the chunk `of_chunk` at the first, because its rows run across slivers.
-    fn sliver<'b, K: Microkernel>(
+    /// Packs a sliver if this is its first use. A transposed B is packed sliver by sliver; a plain one all of the
+    /// chunk `of_chunk` at the first, because its rows run across slivers; a plain f32 one here only where it is
+    /// narrower than a sliver.
+    fn pack_sliver<K: Microkernel>(
         &self,
         kernel: K,
         sliver: &Sliver,
         of_chunk: Range<usize>,
-        buffer: &'b mut Aligned,
+        buffer: &mut Aligned,
         run: &mut Aligned,
-    ) -> &'b [f32] {
-        let depth = sliver.inner.len();
-        let slivers = of_chunk.len().div_ceil(K::NR);
-        let length = depth * K::NR;
-        let packed = buffer.take(slivers * length);
-        let source = &self.b;
-        let at = sliver.index * length;
-        if sliver.fresh {
-            let (cols, inner) = (sliver.cols.clone(), sliver.inner.clone());
-            match self.b_op {
-                Op::Transpose => {
-                    let out = (&mut packed[at..][..length], K::NR);
-                    pack::pack_b_transposed(kernel, source, cols, inner, run, out);
-                }
-                Op::None if sliver.alone => {
-                    pack::pack_b_plain(source, cols, inner, run, (&mut packed[at..][..length], K::NR));
-                }
-                Op::None if sliver.index == 0 => {
-                    pack::pack_b_plain(source, of_chunk, inner, run, (&mut *packed, K::NR));
-                }
-                Op::None => {}
-            }
+    ) {
+        let length = sliver.inner.len() * K::NR;
+        let (cols, inner) = (sliver.cols.clone(), sliver.inner.clone());
+        if sliver.alone {
+            return pack::pack_b_plain(&self.b, cols, inner, run, (buffer.take(length), K::NR));
         }
-        &packed[at..][..length]
+        if !sliver.fresh {
+            return;
+        }
+        match self.b_op {
+            Op::Transpose => {
+                let at = sliver.index * length;
+                let out = (&mut buffer.take(at + length)[at..], K::NR);
+                pack::pack_b_transposed(kernel, &self.b, cols, inner, run, out);
+            }
+            Op::None if sliver.index == 0 => {
+                let packed = buffer.take(of_chunk.len().div_ceil(K::NR) * length);
+                pack::pack_b_plain(&self.b, of_chunk, inner, run, (packed, K::NR));
+            }
+            Op::None => {}
+        }
     }
 
     /// The same product through `matrixmultiply`: blocks of B are widened where they are not f32 already.
@@ -231,49 +256,8 @@ struct Sliver {
     index: usize,
     /// Whether it must be packed.
     fresh: bool,
-    /// Whether it is the only packed one: the edge of a B that is read in place.
+    /// Whether it is the only packed one: the edge of a B that the tiles pack.
     alone: bool,
-}
-
-/// Parts of A and B that the next block of the inner dimension needs, brought towards the caches a few rows at
-/// a time while the tiles of this block are computed.
-#[derive(Default)]
-struct Ahead<'a> {
-    parts: [Option<MatRef<'a>>; 2],
-    tiles: usize,
-    tile: usize,
-}
-
-impl<'a> Ahead<'a> {
-    fn new(
-        job: &Job<'a>,
-        a_rows: Range<usize>,
-        inner: Range<usize>,
-        b_cols: Range<usize>,
-        tiles: usize,
-    ) -> Self {
-        let a = (job.a_op == Op::None && job.row_map.is_none())
-            .then(|| job.a.rows_range(a_rows.start, a_rows.len()).cols_range(inner.start, inner.len()));
-        let b = match (job.b, job.b_op) {
-            (Operand::F32(b), Op::None) if !b_cols.is_empty() => {
-                Some(b.rows_range(inner.start, inner.len()).cols_range(b_cols.start, b_cols.len()))
-            }
-            _ => None,
-        };
-        Self { parts: [a, b], tiles, tile: 0 }
-    }
-
-    /// Called before each tile.
-    fn fetch<K: Microkernel>(&mut self, kernel: K) {
-        if self.tiles == 0 {
-            return;
-        }
-        for part in self.parts.iter().flatten() {
-            let until = |tile: usize| part.rows() * tile / self.tiles;
-            (until(self.tile)..until(self.tile + 1)).for_each(|row| kernel.prefetch(part.row(row)));
-        }
-        self.tile += 1;
-    }
 }
 
 /// Cuts `rows` into panels of at most `mr` rows whose heights differ by one at most.

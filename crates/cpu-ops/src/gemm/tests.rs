@@ -190,6 +190,19 @@ fn nan_is_never_hidden() {
     }
 }
 
+/// Deep products in parts of the inner dimension and blocks of rows, and shallow ones of several blocks of rows,
+/// where a plain B is copied by the first tile of each block.
+#[test]
+fn several_blocks_of_rows_and_parts_of_the_inner_dimension() {
+    for simd in Simd::all() {
+        for (m, n, k) in [(300, 49, 6161), (257, 16, 6144), (530, 70, 401)] {
+            for (a_op, b_op) in [(Op::None, Op::None), (Op::Transpose, Op::None), (Op::None, Op::Transpose)] {
+                product(simd, &Case { m, n, k, a_op, b_op, gap: 5, alpha: 1.25, beta: 0.5 }, true);
+            }
+        }
+    }
+}
+
 /// B128: every combination of 1, 2 and 5 with strides longer than the rows; a shorter stride is refused.
 #[test]
 fn dimensions_of_one() {

@@ -9,13 +9,12 @@
 
 use std::arch::x86_64::*;
 
+use super::tiles::{AHEAD, store_edge, tiles};
 use super::{Microkernel, MultiplyAdds, Tile, check_tile, check_transpose};
+use crate::gemm::ahead::LINES;
 use crate::gemm::blocks::A_STRIDE;
-use crate::gemm::output::combine;
 use crate::simd::Avx512;
 
-/// Rows of B that are asked for before their use.
-const AHEAD: usize = 8;
 const LANES: usize = 16;
 const MR: usize = 14;
 const NR: usize = 32;
@@ -25,43 +24,27 @@ fn lanes(count: usize) -> __mmask16 {
     if count >= LANES { !0 } else { (1 << count) - 1 }
 }
 
-macro_rules! match_rows {
-    ($tile:ident, $vectors:literal, [$($rows:literal)*]) => {
-        match $tile.c.rows() {
-            $($rows => tile_of::<$rows, $vectors>($tile),)*
-            rows => unreachable!("check_tile allows no {rows} rows"),
-        }
-    };
+tiles! {
+    "avx512f,avx2,fma", __m512, rows: [1 2 3 4 5 6 7 8 9 10 11 12 13 14],
+    zero: _mm512_setzero_ps, set: _mm512_set1_ps, load: _mm512_loadu_ps, store: _mm512_storeu_ps, mul: _mm512_mul_ps,
+    fmadd: _mm512_fmadd_ps
 }
+
 impl Microkernel for Avx512 {
     const MR: usize = MR;
     const NR: usize = NR;
     const LANES: usize = LANES;
 
-    fn tile(self, tile: Tile<'_>) {
-        check_tile::<Self>(&tile);
-        // SAFETY: `self` proves the instructions; `check_tile` has established the extents that
-        // `tile_of` asks for.
-        unsafe {
-            if tile.c.cols() > LANES {
-                match_rows!(tile, 2, [1 2 3 4 5 6 7 8 9 10 11 12 13 14])
-            } else {
-                match_rows!(tile, 1, [1 2 3 4 5 6 7 8 9 10 11 12 13 14])
-            }
-        }
+    fn tile(self, work: Tile<'_>) {
+        check_tile::<Self>(&work);
+        // SAFETY: `self` proves the instructions; `check_tile` has established the extents.
+        unsafe { tile(work) }
     }
 
     fn transpose(self, src: (&[f32], usize), dst: (&mut [f32], usize), rows: usize, cols: usize) {
         check_transpose((src.0.len(), src.1), (dst.0.len(), dst.1), rows, cols);
         // SAFETY: `self` proves the instructions; `check_transpose` the extents.
         unsafe { transpose(src.0.as_ptr(), src.1, dst.0.as_mut_ptr(), dst.1, rows, cols) }
-    }
-
-    fn prefetch(self, values: &[f32]) {
-        for line in values.chunks(16) {
-            // SAFETY: `self` proves the instructions; a prefetch reads nothing.
-            unsafe { _mm_prefetch::<_MM_HINT_T1>(line.as_ptr().cast()) };
-        }
     }
 
     fn dot(self, x: &[f32], y: &[f32]) -> f32 {
@@ -90,76 +73,6 @@ fn multiply_adds(rounds: usize) -> usize {
     }
     std::hint::black_box(sums);
     2 * CHAINS * LANES * rounds
-}
-
-/// # Safety
-/// - the CPU has AVX-512F;
-/// - `tile` satisfies `check_tile`, has `ROWS` rows and at most `VECTORS * 16` columns, more than
-///   `VECTORS * 16 - 16`.
-#[target_feature(enable = "avx512f,avx2,fma")]
-unsafe fn tile_of<const ROWS: usize, const VECTORS: usize>(mut tile: Tile<'_>) {
-    let mut sums = [[_mm512_setzero_ps(); VECTORS]; ROWS];
-    let (mut a, mut b) = (tile.a.as_ptr(), tile.b.as_ptr());
-    let b_stride = tile.b_stride;
-    for r in 0..ROWS {
-        // A hint, with no access: C is needed after `depth` iterations.
-        _mm_prefetch::<_MM_HINT_T0>(tile.c.origin().wrapping_add(r * tile.c.row_stride()).cast());
-        _mm_prefetch::<_MM_HINT_T0>(tile.c.origin().wrapping_add(r * tile.c.row_stride() + LANES).cast());
-    }
-    for _ in 0..tile.depth {
-        let mut row_of_b = [_mm512_setzero_ps(); VECTORS];
-        for v in 0..VECTORS {
-            // SAFETY: row p of b is readable for whole vectors up to its columns (`check_tile`).
-            row_of_b[v] = unsafe { _mm512_loadu_ps(b.add(v * LANES)) };
-            // A hint, with no access, so it may point beyond the end.
-            _mm_prefetch::<_MM_HINT_T0>(b.wrapping_add(AHEAD * b_stride + v * LANES).cast());
-        }
-        for r in 0..ROWS {
-            // SAFETY: element (r, p) of packed A, r < ROWS, p < depth (`check_tile`).
-            let x = _mm512_set1_ps(unsafe { *a.add(r * A_STRIDE) });
-            for v in 0..VECTORS {
-                sums[r][v] = _mm512_fmadd_ps(x, row_of_b[v], sums[r][v]);
-            }
-        }
-        a = a.wrapping_add(1);
-        b = b.wrapping_add(b_stride);
-    }
-    let (alpha, beta, cols) = (tile.alpha, tile.beta, tile.c.cols());
-    let (row_stride, col_stride) = (tile.c.row_stride(), tile.c.col_stride());
-    let c = tile.c.origin();
-    if col_stride == 1 {
-        let (alpha_v, beta_v) = (_mm512_set1_ps(alpha), _mm512_set1_ps(beta));
-        for r in 0..ROWS {
-            for v in 0..VECTORS {
-                let mask = lanes(cols - v * LANES);
-                // SAFETY: columns below `cols` of row r of the block, which is ours alone; the mask keeps
-                // the others from being touched.
-                unsafe {
-                    let at = c.add(r * row_stride + v * LANES);
-                    let value = if beta == 0.0 {
-                        _mm512_mul_ps(alpha_v, sums[r][v])
-                    } else {
-                        let old = _mm512_maskz_loadu_ps(mask, at);
-                        _mm512_fmadd_ps(sums[r][v], alpha_v, _mm512_mul_ps(beta_v, old))
-                    };
-                    _mm512_mask_storeu_ps(at, mask, value);
-                }
-            }
-        }
-    } else {
-        let mut row = [0f32; NR];
-        for r in 0..ROWS {
-            for v in 0..VECTORS {
-                // SAFETY: VECTORS * 16 <= NR elements.
-                unsafe { _mm512_storeu_ps(row.as_mut_ptr().add(v * LANES), sums[r][v]) };
-            }
-            for (col, &sum) in row[..cols].iter().enumerate() {
-                // SAFETY: element (r, col) of the block, which is ours alone.
-                let at = unsafe { &mut *c.add(r * row_stride + col * col_stride) };
-                *at = combine(sum, alpha, beta, at);
-            }
-        }
-    }
 }
 
 /// # Safety

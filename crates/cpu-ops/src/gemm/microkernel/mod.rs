@@ -8,7 +8,10 @@ mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
 pub(super) mod portable;
+#[cfg(target_arch = "x86_64")]
+mod tiles;
 
+use super::ahead::Run;
 use super::output::Block;
 use crate::simd::Simd;
 #[cfg(target_arch = "x86_64")]
@@ -21,12 +24,16 @@ pub(super) struct Tile<'t> {
     /// `depth` rows of b, `b_stride` apart.
     pub(super) b: &'t [f32],
     pub(super) b_stride: usize,
+    /// Where the rows of b are copied to on the way, `NR` apart; only for tiles of NR columns.
+    pub(super) copy: Option<&'t mut [f32]>,
     /// Length of the sums.
     pub(super) depth: usize,
     pub(super) alpha: f32,
     pub(super) beta: f32,
     /// Where the tile goes; at most NR columns.
     pub(super) c: Block<'t>,
+    /// What is asked for meanwhile.
+    pub(super) ahead: [Run; 2],
 }
 
 /// What the blocked loops need from an instruction set. Every element of a tile is one chain of fused
@@ -44,9 +51,6 @@ pub(super) trait Microkernel: Copy + Send + Sync + 'static {
 
     /// `dst[col * dst_stride + row] = src[row * src_stride + col]` for `rows` x `cols` elements.
     fn transpose(self, src: (&[f32], usize), dst: (&mut [f32], usize), rows: usize, cols: usize);
-
-    /// Asks for the cache lines of `values`, which will be read soon.
-    fn prefetch(self, values: &[f32]);
 
     /// The sum of products of two slices of one length; its order depends on the length alone.
     fn dot(self, x: &[f32], y: &[f32]) -> f32;
@@ -90,6 +94,9 @@ fn check_tile<K: Microkernel>(tile: &Tile<'_>) {
         assert!(tile.a.len() >= a_span, "packed A of {} for {a_span}", tile.a.len());
         let b_span = (tile.depth - 1) * tile.b_stride + cols.next_multiple_of(K::LANES);
         assert!(tile.b.len() >= b_span, "B of {} for {b_span}", tile.b.len());
+    }
+    if let Some(copy) = &tile.copy {
+        assert!(cols == K::NR && copy.len() >= tile.depth * K::NR, "copy of {} columns", cols);
     }
 }
 
