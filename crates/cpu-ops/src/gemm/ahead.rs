@@ -9,7 +9,7 @@ use crate::MatRef;
 
 /// Cache lines of a piece, and the elements between the starts of two: enough for a row of a sliver of B that does
 /// not start on a line.
-pub(super) const LINES: usize = 3;
+pub(super) const LINES: usize = 4;
 const PIECE: usize = LINES * 16;
 
 /// Pieces of rows at one distance. A hint: nothing reads through it.
@@ -75,9 +75,9 @@ mod tests {
         let data = vec![0f32; 40 * 100];
         let matrix = MatRef::with_stride(&data, 40, 90, 100).unwrap();
         let line_of = |p: *const f32| p as usize / 64;
-        let part = matrix.rows_range(3, 30).cols_range(7, 50);
+        let part = matrix.rows_range(3, 30).cols_range(7, 48);
         for tiles in [2, 7, 200] {
-            let mut ahead = Ahead::new(matrix, 3..33, 7..57, tiles);
+            let mut ahead = Ahead::new(matrix, 3..33, 7..55, tiles);
             let mut found = BTreeSet::new();
             for _ in 0..tiles {
                 let run = ahead.next_tile();

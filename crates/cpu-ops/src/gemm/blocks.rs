@@ -7,9 +7,9 @@
 
 use std::ops::Range;
 
-/// Longest block of the inner dimension. A sliver of B (KC x 32 f32, 48 KiB) then about fills a first-level
-/// cache while all panels of A pass by; C is read and written once per KC products. Blocks of 192, 256, 512 and
-/// 640 were measured to be slower or the same.
+/// Longest block of the inner dimension: C is read and written once per KC products. A panel of A (9 x KC, 14 KiB)
+/// and what is in use of a sliver of B (KC x 48, 72 KiB, asked for a few rows ahead) pass through the first-level
+/// cache. Blocks of 192, 256, 512 and 640 were measured to be slower or the same.
 pub(crate) const KC: usize = 384;
 
 /// Elements from one row of packed A to the next: KC and a cache line, so that rows do not fall into the

@@ -132,7 +132,7 @@ pub(super) fn pack_b_plain(
     let (count, depth) = (cols.len(), inner.len());
     let mut deal = |p: usize, row: &[f32]| match width {
         16 => deal::<16>(row, p, depth, out),
-        32 => deal::<32>(row, p, depth, out),
+        48 => deal::<48>(row, p, depth, out),
         _ => unreachable!("no microkernel has slivers of {width} columns"),
     };
     if let Operand::F32(m) = b {

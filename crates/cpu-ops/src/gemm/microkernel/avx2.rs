@@ -8,7 +8,7 @@
 
 use std::arch::x86_64::*;
 
-use super::tiles::{AHEAD, store_edge, tiles};
+use super::tiles::{AHEAD, match_rows, store_edge, tiles};
 use super::{Microkernel, MultiplyAdds, Tile, check_tile, check_transpose};
 use crate::gemm::ahead::LINES;
 use crate::gemm::blocks::A_STRIDE;
@@ -19,9 +19,9 @@ const MR: usize = 6;
 const NR: usize = 16;
 
 tiles! {
-    "avx2,fma", __m256, rows: [1 2 3 4 5 6],
-    zero: _mm256_setzero_ps, set: _mm256_set1_ps, load: _mm256_loadu_ps, store: _mm256_storeu_ps, mul: _mm256_mul_ps,
-    fmadd: _mm256_fmadd_ps
+    "avx2,fma", rows: [1 2 3 4 5 6], vectors: [1 2],
+    zero: _mm256_setzero_ps, set: _mm256_set1_ps, load: _mm256_loadu_ps, store: _mm256_storeu_ps,
+    mul: _mm256_mul_ps, fmadd: _mm256_fmadd_ps
 }
 
 impl Microkernel for Avx2 {

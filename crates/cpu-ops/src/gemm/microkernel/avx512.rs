@@ -1,6 +1,6 @@
-//! Microkernel for CPUs with AVX-512: tiles of up to 14 x 32, that is 28 of the 32 registers for sums, two
-//! for a row of B and one for the broadcast element of A. A row of B serves 14 rows of A, so an iteration
-//! loads 16 times for 28 multiply-adds, which two load ports sustain.
+//! Microkernel for CPUs with AVX-512: tiles of up to 9 x 48, that is 27 of the 32 registers for sums, three for a
+//! row of B and one for the broadcast element of A. An iteration issues 12 loads for 27 multiply-adds: few enough
+//! that half a core's front end, which is what a busy sibling thread leaves, still feeds both multipliers.
 #![allow(unsafe_code)]
 #![allow(
     clippy::needless_range_loop,
@@ -9,15 +9,15 @@
 
 use std::arch::x86_64::*;
 
-use super::tiles::{AHEAD, store_edge, tiles};
+use super::tiles::{AHEAD, match_rows, store_edge, tiles};
 use super::{Microkernel, MultiplyAdds, Tile, check_tile, check_transpose};
 use crate::gemm::ahead::LINES;
 use crate::gemm::blocks::A_STRIDE;
 use crate::simd::Avx512;
 
 const LANES: usize = 16;
-const MR: usize = 14;
-const NR: usize = 32;
+const MR: usize = 9;
+const NR: usize = 48;
 
 /// Lanes `0..count` of a vector.
 fn lanes(count: usize) -> __mmask16 {
@@ -25,9 +25,9 @@ fn lanes(count: usize) -> __mmask16 {
 }
 
 tiles! {
-    "avx512f,avx2,fma", __m512, rows: [1 2 3 4 5 6 7 8 9 10 11 12 13 14],
-    zero: _mm512_setzero_ps, set: _mm512_set1_ps, load: _mm512_loadu_ps, store: _mm512_storeu_ps, mul: _mm512_mul_ps,
-    fmadd: _mm512_fmadd_ps
+    "avx512f,avx2,fma", rows: [1 2 3 4 5 6 7 8 9], vectors: [1 2 3],
+    zero: _mm512_setzero_ps, set: _mm512_set1_ps, load: _mm512_loadu_ps, store: _mm512_storeu_ps,
+    mul: _mm512_mul_ps, fmadd: _mm512_fmadd_ps
 }
 
 impl Microkernel for Avx512 {

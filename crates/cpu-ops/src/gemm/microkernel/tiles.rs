@@ -15,11 +15,22 @@ pub(super) fn store_edge(sums: &[f32], stride: usize, tile: &mut Tile<'_>) {
     }
 }
 
+/// The `tile_of` for the tile's rows.
+macro_rules! match_rows {
+    ($tile:ident, $vectors:tt, $copy:literal, [$($rows:literal)*]) => {
+        match $tile.c.rows() {
+            $($rows => tile_of::<$rows, { $vectors }, $copy>($tile),)*
+            rows => unreachable!("check_tile allows no {rows} rows"),
+        }
+    };
+}
+pub(super) use match_rows;
+
 /// `unsafe fn tile(Tile)`, which chooses `tile_of` for the tile's size, with the given intrinsics. The file that
-/// expands it has the constants LANES, MR and NR (two vectors), and the intrinsics in scope.
+/// expands it has the constants LANES and NR, and the intrinsics in scope.
 macro_rules! tiles {
     (
-        $features:literal, $vector:ty, rows: [$($rows:literal)*],
+        $features:literal, rows: $rows:tt, vectors: [$($vectors:literal)*],
         zero: $zero:ident, set: $set:ident, load: $load:ident, store: $store:ident, mul: $mul:ident,
         fmadd: $fmadd:ident
     ) => {
@@ -30,19 +41,10 @@ macro_rules! tiles {
         unsafe fn tile(tile: Tile<'_>) {
             // SAFETY: the size is that of the tile.
             unsafe {
-                match (tile.copy.is_some(), tile.c.cols() > LANES) {
-                    (true, _) => match tile.c.rows() {
-                        $($rows => tile_of::<$rows, 2, true>(tile),)*
-                        rows => unreachable!("check_tile allows no {rows} rows"),
-                    },
-                    (false, true) => match tile.c.rows() {
-                        $($rows => tile_of::<$rows, 2, false>(tile),)*
-                        rows => unreachable!("check_tile allows no {rows} rows"),
-                    },
-                    (false, false) => match tile.c.rows() {
-                        $($rows => tile_of::<$rows, 1, false>(tile),)*
-                        rows => unreachable!("check_tile allows no {rows} rows"),
-                    },
+                match (tile.copy.is_some(), tile.c.cols().div_ceil(LANES)) {
+                    (true, _) => match_rows!(tile, (NR / LANES), true, $rows),
+                    $((false, $vectors) => match_rows!(tile, $vectors, false, $rows),)*
+                    (false, vectors) => unreachable!("check_tile allows no {vectors} vectors"),
                 }
             }
         }
