@@ -1,13 +1,25 @@
 //! All benchmarks. To add one: an entry in a file here, or a file and a line in [`all`].
 
+mod attention;
 mod gemm;
 mod lm_head;
+mod nf4;
+mod optimiser;
 
 use crate::Definition;
 
 /// Every benchmark, in the order in which they run.
 pub fn all() -> Vec<Definition> {
-    [gemm::definitions(), lm_head::definitions()].into_iter().flatten().collect()
+    [
+        gemm::definitions(),
+        lm_head::definitions(),
+        attention::definitions(),
+        nf4::definitions(),
+        optimiser::definitions(),
+    ]
+    .into_iter()
+    .flatten()
+    .collect()
 }
 
 /// Values in [-1, 1) that look random and are the same in every run.
