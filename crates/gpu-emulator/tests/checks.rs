@@ -211,6 +211,21 @@ fn blocks_of_one_launch_must_not_meet() {
         719,
         &["race: load", "wrote it in this launch"],
     );
+    // A flag that one block sets and another looks at works only in some order of the blocks.
+    for load in ["ld.volatile.global.u32", "ld.relaxed.gpu.global.u32", "ld.acquire.gpu.global.u32"] {
+        let flag = format!(
+            "mov.u32 %r1, %ctaid.x; setp.eq.u32 %p0, %r1, 0; @%p0 st.volatile.global.u32 [%from], 1; {load} %r0, [%from]; ret;"
+        );
+        finds(
+            case(),
+            &flag,
+            719,
+            &["race: load", "block 0 wrote it in this launch, and blocks of one launch must not communicate"],
+        );
+    }
+    let wait = "mov.u32 %r1, %ctaid.x; setp.eq.u32 %p0, %r1, 1; @%p0 st.volatile.global.u32 [%from], 1;
+        L: ld.volatile.global.u32 %r0, [%from]; setp.eq.u32 %p1, %r0, 0; @%p1 bra L; ret;";
+    finds(case(), wait, 702, &["a loop without an end, or a block that waits for another one"]);
     // The same value from both, and atomics, are no races.
     for good in ["st.global.u32 [%out], 1; ret;", "red.global.add.u32 [%from], 1; ret;"] {
         let text = format!("{PROLOGUE}{good}");

@@ -27,7 +27,7 @@ impl Warp {
         // One lane after the other: any order is allowed, and this one is reproducible.
         for l in lanes_of(mask) {
             let mut bytes = [0; 8];
-            self.read_lane(c, space, l, at[l], &mut bytes[..n], Touch::StrongRead)?;
+            self.read_lane(c, space, l, at[l], &mut bytes[..n], Touch::AtomicRead)?;
             old[l] = u64::from_le_bytes(bytes);
             let operand = |slot: u16| {
                 if wide {

@@ -107,7 +107,12 @@ impl GlobalRace {
                     format!("block {reader} of the same launch read it")
                 }
                 Touch::Write { .. } if r & MANY != 0 => "another block of the same launch read it".into(),
-                Touch::StrongRead | Touch::StrongWrite if other && w & STRONG == 0 => {
+                Touch::StrongRead if other => {
+                    format!(
+                        "block {writer} wrote it in this launch, and blocks of one launch must not communicate"
+                    )
+                }
+                Touch::AtomicRead | Touch::StrongWrite if other && w & STRONG == 0 => {
                     format!("block {writer} of the same launch wrote it, and not atomically")
                 }
                 _ => continue,
@@ -115,7 +120,7 @@ impl GlobalRace {
             found = Some(Conflict { earlier });
         }
         match touch {
-            Touch::Read | Touch::ReadOnly | Touch::StrongRead => {
+            Touch::Read | Touch::ReadOnly | Touch::StrongRead | Touch::AtomicRead => {
                 mark_readers(&mut self.readers[offset..offset + n], who.mark);
             }
             Touch::Write { .. } => self.mark_written(offset, n, who),
@@ -183,16 +188,17 @@ mod tests {
     fn what_was_written_plainly_stays_plain_after_an_atomic() {
         let mut race = GlobalRace::new(64);
         race.touch((0, 4), WRITE, Who::new(1, 0));
-        race.touch((0, 4), Touch::StrongRead, Who::new(1, 0));
+        race.touch((0, 4), Touch::AtomicRead, Who::new(1, 0));
         race.touch((0, 4), Touch::StrongWrite, Who::new(1, 0));
-        let conflict = race.touch((0, 4), Touch::StrongRead, Who::new(1, 1)).unwrap();
+        let conflict = race.touch((0, 4), Touch::AtomicRead, Who::new(1, 1)).unwrap();
         assert!(conflict.earlier.contains("not atomically"), "{}", conflict.earlier);
     }
 
     #[test]
     fn the_quick_questions_agree_with_the_exact_one() {
         // Every pair of accesses of two blocks, after a third access of either.
-        let kinds = [Touch::Read, Touch::ReadOnly, WRITE, Touch::StrongRead, Touch::StrongWrite];
+        let kinds =
+            [Touch::Read, Touch::ReadOnly, WRITE, Touch::StrongRead, Touch::AtomicRead, Touch::StrongWrite];
         let mut allowed = 0;
         for before in kinds {
             for middle in kinds {

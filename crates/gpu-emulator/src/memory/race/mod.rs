@@ -22,8 +22,11 @@ pub enum Touch {
         /// The bytes were there already.
         same: bool,
     },
-    /// The load of an atomic, or a volatile or relaxed load: meant to meet others.
+    /// A volatile, relaxed or acquiring load: meant to meet others, which are those of the block, because nothing
+    /// says in which order the blocks of a launch run.
     StrongRead,
+    /// The load of an atomic, which may meet the atomics of all.
+    AtomicRead,
     /// The store of an atomic, or a volatile or relaxed store: meant to meet others.
     StrongWrite,
 }

@@ -96,7 +96,7 @@ impl SharedRace {
                 } else {
                     format!("thread {reader} read it and no barrier came between")
                 }),
-                Touch::StrongRead | Touch::StrongWrite if written && !cell.strong => {
+                Touch::StrongRead | Touch::AtomicRead | Touch::StrongWrite if written && !cell.strong => {
                     Some(format!("thread {writer} wrote it, not atomically, and no barrier came between"))
                 }
                 _ => None,
@@ -105,7 +105,7 @@ impl SharedRace {
                 found = Some(Conflict { earlier });
             }
             match touch {
-                Touch::Read | Touch::ReadOnly | Touch::StrongRead => cell.note_read(now),
+                Touch::Read | Touch::ReadOnly | Touch::StrongRead | Touch::AtomicRead => cell.note_read(now),
                 Touch::Write { .. } | Touch::StrongWrite => {
                     let mine = cell.write_epoch == now.block && cell.writer == now.thread;
                     // What this thread wrote plainly stays plain: another's atomic still races with it.
