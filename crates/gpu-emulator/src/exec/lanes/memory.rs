@@ -220,8 +220,10 @@ pub fn store(r: &mut Registers, memory: &mut DeviceMemory, access: &Access, mask
         if !quiet {
             return false;
         }
-        for &at in &rows.at {
-            race.mark_written(at as usize, n, block);
+        if rows.dense {
+            race.mark_written(rows.low, LANES * n, block);
+        } else {
+            rows.at.iter().for_each(|&at| race.mark_written(at as usize, n, block));
         }
     }
     by_width!(n, write_rows(r, access, &mut page.bytes, &mut (&mut page.written), &rows, mask))

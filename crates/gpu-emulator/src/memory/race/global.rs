@@ -1,5 +1,7 @@
 //! Global memory: blocks of one launch must not meet.
 
+use std::ops::Range;
+
 use super::{Conflict, Touch};
 
 /// Bytes whose marks are of one launch.
@@ -11,13 +13,62 @@ const MANY: u32 = 1 << 31;
 /// Bits of a mark that name the block, counted from 1; 0 is nobody.
 const BLOCK: u32 = !(1 << 31);
 
-/// The marks of one page.
+/// The marks of one page: a granule's mean something in the launch that they were made in only.
 #[derive(Debug)]
 pub struct GlobalRace {
-    /// The launch that a granule's marks belong to; those of an earlier one mean nothing.
+    writers: Marks,
+    readers: Marks,
+}
+
+/// One mark a byte.
+#[derive(Debug)]
+struct Marks {
     launches: Vec<u32>,
-    writers: Vec<u32>,
-    readers: Vec<u32>,
+    marks: Vec<u32>,
+}
+
+impl Marks {
+    fn new(len: usize) -> Self {
+        let granules = len.div_ceil(GRANULE);
+        Self { launches: vec![0; granules], marks: vec![0; granules * GRANULE] }
+    }
+
+    /// The marks of bytes of one granule, as far as they are of this launch.
+    #[inline(always)]
+    fn of(&self, part: &Range<usize>, launch: u32) -> &[u32] {
+        let fresh = self.launches[part.start / GRANULE] == launch;
+        if fresh { &self.marks[part.clone()] } else { &[] }
+    }
+
+    #[inline(always)]
+    fn at(&self, at: usize, launch: u32) -> u32 {
+        if self.launches[at / GRANULE] == launch { self.marks[at] } else { 0 }
+    }
+
+    /// Marks bytes of one granule: `mark` where there was none, else what `change` makes of it.
+    #[inline(always)]
+    fn put(&mut self, part: Range<usize>, launch: u32, mark: u32, change: impl Fn(u32) -> u32) {
+        let granule = part.start / GRANULE;
+        if self.launches[granule] == launch {
+            for m in &mut self.marks[part] {
+                *m = if *m == 0 { mark } else { change(*m) };
+            }
+            return;
+        }
+        self.launches[granule] = launch;
+        if part.len() < GRANULE {
+            self.marks[granule * GRANULE..(granule + 1) * GRANULE].fill(0);
+        }
+        self.marks[part].fill(mark);
+    }
+}
+
+/// The granules' parts of `n` bytes at `offset`.
+#[inline(always)]
+fn parts(offset: usize, n: usize) -> impl Iterator<Item = Range<usize>> {
+    let end = offset + n;
+    (offset / GRANULE..end.div_ceil(GRANULE))
+        .map(move |granule| offset.max(granule * GRANULE)..end.min((granule + 1) * GRANULE))
 }
 
 /// A block of a launch, as marks name it.
@@ -37,45 +88,36 @@ impl Who {
 impl GlobalRace {
     /// Marks for a page of `len` bytes.
     pub fn new(len: usize) -> Self {
-        let granules = len.div_ceil(GRANULE);
-        let marks = granules * GRANULE;
-        Self { launches: vec![0; granules], writers: vec![0; marks], readers: vec![0; marks] }
+        Self { writers: Marks::new(len), readers: Marks::new(len) }
     }
 
-    /// Forgets what an earlier launch left at these bytes.
-    #[inline(always)]
-    fn enter(&mut self, offset: usize, n: usize, launch: u32) {
-        for granule in offset / GRANULE..(offset + n).div_ceil(GRANULE) {
-            if self.launches[granule] != launch {
-                self.launches[granule] = launch;
-                let marks = granule * GRANULE..(granule + 1) * GRANULE;
-                self.writers[marks.clone()].fill(0);
-                self.readers[marks].fill(0);
-            }
-        }
-    }
-
-    /// Notes a load of `n` bytes that races with nothing; `false`, and nothing noted, where it may.
+    /// Notes a load of `n` bytes that races with nothing; `false` where it may.
     #[inline(always)]
     pub fn plain_read(&mut self, offset: usize, n: usize, read_only: bool, who: Who) -> bool {
-        self.enter(offset, n, who.launch);
-        let mut bad = false;
-        for &w in &self.writers[offset..offset + n] {
-            bad |= w != 0 && (read_only || (w & BLOCK != who.mark && w & STRONG == 0));
+        for part in parts(offset, n) {
+            let mut bad = false;
+            for &w in self.writers.of(&part, who.launch) {
+                bad |= w != 0 && (read_only || (w & BLOCK != who.mark && w & STRONG == 0));
+            }
+            if bad {
+                return false;
+            }
+            self.note_read(part, who);
         }
-        if !bad {
-            mark_readers(&mut self.readers[offset..offset + n], who.mark);
-        }
-        !bad
+        true
     }
 
     /// Whether nobody else has touched these bytes in this launch, so that a plain store races with nothing.
     #[inline(always)]
-    pub fn may_write(&mut self, offset: usize, n: usize, who: Who) -> bool {
-        self.enter(offset, n, who.launch);
+    pub fn may_write(&self, offset: usize, n: usize, who: Who) -> bool {
         let mut bad = false;
-        for (&w, &r) in self.writers[offset..offset + n].iter().zip(&self.readers[offset..offset + n]) {
-            bad |= (w != 0 && w & BLOCK != who.mark) || (r != 0 && r != who.mark);
+        for part in parts(offset, n) {
+            for &w in self.writers.of(&part, who.launch) {
+                bad |= w != 0 && w & BLOCK != who.mark;
+            }
+            for &r in self.readers.of(&part, who.launch) {
+                bad |= r != 0 && r != who.mark;
+            }
         }
         !bad
     }
@@ -83,16 +125,23 @@ impl GlobalRace {
     /// Notes a plain store that [`Self::may_write`] has allowed.
     #[inline(always)]
     pub fn mark_written(&mut self, offset: usize, n: usize, who: Who) {
-        self.writers[offset..offset + n].fill(who.mark);
+        for part in parts(offset, n) {
+            self.writers.put(part, who.launch, who.mark, |_| who.mark);
+        }
+    }
+
+    /// The first reader is kept: it is the one to name when a later block writes.
+    #[inline(always)]
+    fn note_read(&mut self, part: Range<usize>, who: Who) {
+        self.readers.put(part, who.launch, who.mark, |r| if r & BLOCK == who.mark { r } else { r | MANY });
     }
 
     /// Notes an access to `n` bytes at `offset` and says whether it races.
     pub fn touch(&mut self, at: (usize, usize), touch: Touch, who: Who) -> Option<Conflict> {
         let (offset, n) = at;
-        self.enter(offset, n, who.launch);
         let mut found = None;
         for at in offset..offset + n {
-            let (w, r) = (self.writers[at], self.readers[at]);
+            let (w, r) = (self.writers.at(at, who.launch), self.readers.at(at, who.launch));
             let (writer, reader) = ((w & BLOCK).wrapping_sub(1), (r & BLOCK).wrapping_sub(1));
             let other = w != 0 && w & BLOCK != who.mark;
             let earlier = match touch {
@@ -119,30 +168,19 @@ impl GlobalRace {
             };
             found = Some(Conflict { earlier });
         }
-        match touch {
-            Touch::Read | Touch::ReadOnly | Touch::StrongRead | Touch::AtomicRead => {
-                mark_readers(&mut self.readers[offset..offset + n], who.mark);
-            }
-            Touch::Write { .. } => self.mark_written(offset, n, who),
-            Touch::StrongWrite => {
-                for w in &mut self.writers[offset..offset + n] {
-                    // What this block wrote plainly stays plain: another's atomic still races with it.
-                    if *w != who.mark {
-                        *w = who.mark | STRONG;
-                    }
+        for part in parts(offset, n) {
+            match touch {
+                Touch::Read | Touch::ReadOnly | Touch::StrongRead | Touch::AtomicRead => {
+                    self.note_read(part, who);
                 }
+                Touch::Write { .. } => self.writers.put(part, who.launch, who.mark, |_| who.mark),
+                // What this block wrote plainly stays plain: another's atomic still races with it.
+                Touch::StrongWrite => self.writers.put(part, who.launch, who.mark | STRONG, |w| {
+                    if w == who.mark { w } else { who.mark | STRONG }
+                }),
             }
         }
         found
-    }
-}
-
-/// The first reader is kept: it is the one to name when a later block writes.
-#[inline(always)]
-fn mark_readers(readers: &mut [u32], mark: u32) {
-    for r in readers {
-        let seen = if *r & BLOCK == mark { *r } else { *r | MANY };
-        *r = if *r == 0 { mark } else { seen };
     }
 }
 
