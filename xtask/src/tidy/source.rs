@@ -19,6 +19,7 @@ const UNSAFE_ALLOWED: &[&str] = &[
     "f16c.rs",
     "crates/cpu-ops/src/simd.rs",
     "crates/cpu-ops/src/gemm/microkernel/portable.rs",
+    "crates/cpu-ops/src/gemm/microkernel/tiles.rs",
     "crates/cpu-ops/src/gemm/output.rs",
     "crates/gpu-driver/",
     "crates/gpu-emulator/",
