@@ -275,8 +275,10 @@ fn unaligned_views() {
 }
 
 fn size() -> impl Strategy<Value = usize> {
-    // Around the tiles of all microkernels (6 x 16, 14 x 32), the in-place limit and the blocks along K.
-    prop::sample::select(vec![0, 1, 2, 4, 5, 6, 7, 13, 14, 15, 16, 17, 31, 32, 33, 48, 63, 64, 65, 95, 97])
+    // Around the tiles of all microkernels (6 x 16, 9 x 48) and the blocks along K.
+    prop::sample::select(vec![
+        0, 1, 2, 4, 5, 6, 7, 8, 9, 10, 15, 16, 17, 31, 32, 33, 47, 48, 49, 63, 64, 65, 95, 97,
+    ])
 }
 
 fn depth() -> impl Strategy<Value = usize> {
