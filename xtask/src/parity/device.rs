@@ -181,6 +181,9 @@ struct Emulated {
     _turn: MutexGuard<'static, ()>,
 }
 
+/// The registers of our kernels, without which the emulator cannot refuse a block that has too many.
+const PTXAS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../crates/kernels-ptx/ptxas.md");
+
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
 impl Emulated {
@@ -190,6 +193,7 @@ impl Emulated {
         emulator.set("GPU_EMULATOR_COMPUTE", "9.0")?;
         emulator.set("GPU_EMULATOR_MEMCHECK", "on")?;
         emulator.set("GPU_EMULATOR_RACECHECK", if way.racecheck { "on" } else { "off" })?;
+        emulator.set("GPU_EMULATOR_REGISTERS", PTXAS)?;
         let order = way.seed.map_or("lazy".to_owned(), |seed| seed.to_string());
         emulator.set("GPU_EMULATOR_STREAMS", &order)?;
         Ok(Self { driven: Driven::open(way.captured)?, emulator, way, _turn: turn })

@@ -1,11 +1,10 @@
 //! `cp.async`: what is read at the instruction arrives at the wait, and must not be read before.
 
-use super::lane::{race_text, variable};
 use super::{LaneFault, lanes_of};
+use crate::exec::{LAUNCH_FAILED, MISALIGNED_ADDRESS};
 use crate::exec::block::{Context, PENDING, WRITTEN};
 use crate::exec::lanes::memory::addresses;
 use crate::exec::warp::Warp;
-use crate::exec::{LAUNCH_FAILED, MISALIGNED_ADDRESS};
 use crate::memory::race::Touch;
 use crate::ptx::ast::Space;
 use crate::ptx::code::Inst;
@@ -47,21 +46,7 @@ impl Warp {
             // Until the wait, the destination holds nothing that may be read.
             c.shared[at..at + n].fill(crate::memory::POISON);
             c.shared_state[at..at + n].fill(PENDING);
-            if c.options.race {
-                let now = self.epoch(c, l);
-                if let Some(conflict) = c.shared_race.touch((at, n), Touch::Write { same: false }, now) {
-                    return Err((
-                        l,
-                        LAUNCH_FAILED,
-                        race_text(
-                            "cp.async",
-                            n,
-                            &format!("shared byte {at}{}", variable(c, at)),
-                            &conflict.earlier,
-                        ),
-                    ));
-                }
-            }
+            self.shared_race(c, l, "cp.async", (at, n), Touch::Write { same: false })?;
             self.open_copies[l].push((at, data));
         }
         Ok(())
@@ -80,25 +65,10 @@ impl Warp {
             let left = if left == u32::MAX { 0 } else { left as usize };
             while self.copy_groups[l].len() > left {
                 for (at, data) in self.copy_groups[l].pop_front().unwrap_or_default() {
-                    let now = self.epoch(c, l);
                     let n = data.len();
                     c.shared[at..at + n].copy_from_slice(&data);
                     c.shared_state[at..at + n].fill(WRITTEN);
-                    if c.options.race
-                        && let Some(conflict) =
-                            c.shared_race.touch((at, n), Touch::Write { same: false }, now)
-                    {
-                        return Err((
-                            l,
-                            LAUNCH_FAILED,
-                            race_text(
-                                "cp.async",
-                                n,
-                                &format!("shared byte {at}{}", variable(c, at)),
-                                &conflict.earlier,
-                            ),
-                        ));
-                    }
+                    self.shared_race(c, l, "cp.async", (at, n), Touch::Write { same: false })?;
                 }
             }
         }

@@ -77,22 +77,7 @@ impl Warp {
                         ),
                     ));
                 }
-                if c.options.race {
-                    let now = self.epoch(c, lane);
-                    if let Some(conflict) = c.shared_race.touch((from, n), touch, now) {
-                        return Err((
-                            lane,
-                            LAUNCH_FAILED,
-                            race_text(
-                                "load",
-                                n,
-                                &format!("shared byte {from}{}", variable(c, from)),
-                                &conflict.earlier,
-                            ),
-                        ));
-                    }
-                }
-                Ok(())
+                self.shared_race(c, lane, "load", (from, n), touch)
             }
             Space::Local => {
                 let from = self.local_range(c, lane, at, n, "load")?;
@@ -118,6 +103,28 @@ impl Warp {
         }
     }
 
+    /// Notes an access to shared memory, and reports the one that it races with.
+    pub(super) fn shared_race(
+        &self,
+        c: &mut Context<'_>,
+        lane: usize,
+        what: &str,
+        (at, n): (usize, usize),
+        touch: Touch,
+    ) -> Result<(), LaneFault> {
+        if !c.options.race {
+            return Ok(());
+        }
+        let now = self.epoch(c, lane);
+        match c.shared_race.touch((at, n), touch, now) {
+            None => Ok(()),
+            Some(conflict) => {
+                let place = format!("shared byte {at}{}", variable(c, at));
+                Err((lane, LAUNCH_FAILED, race_text(what, n, &place, &conflict.earlier)))
+            }
+        }
+    }
+
     /// Writes for one lane, in any space.
     pub(super) fn write_lane(
         &mut self,
@@ -135,23 +142,8 @@ impl Warp {
                 let same = &c.shared[to..to + n] == data;
                 c.shared[to..to + n].copy_from_slice(data);
                 c.shared_state[to..to + n].fill(WRITTEN);
-                if c.options.race {
-                    let now = self.epoch(c, lane);
-                    let touch = if strong { Touch::StrongWrite } else { Touch::Write { same } };
-                    if let Some(conflict) = c.shared_race.touch((to, n), touch, now) {
-                        return Err((
-                            lane,
-                            LAUNCH_FAILED,
-                            race_text(
-                                "store",
-                                n,
-                                &format!("shared byte {to}{}", variable(c, to)),
-                                &conflict.earlier,
-                            ),
-                        ));
-                    }
-                }
-                Ok(())
+                let touch = if strong { Touch::StrongWrite } else { Touch::Write { same } };
+                self.shared_race(c, lane, "store", (to, n), touch)
             }
             Space::Local => {
                 let to = self.local_range(c, lane, at, n, "store")?;
