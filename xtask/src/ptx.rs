@@ -9,6 +9,8 @@ use std::process::Command;
 
 use anyhow::{Context as _, Result, bail, ensure};
 
+use crate::command::root;
+
 /// Architectures that every kernel is assembled for, as far as they are at least its minimum.
 const ARCHITECTURES: [u32; 7] = [75, 80, 86, 89, 90, 100, 120];
 
@@ -50,10 +52,6 @@ pub fn run(args: &Arguments) -> Result<()> {
         println!("assembled by ptxas {version}, no spills (the table is that of {WHEEL_VERSION})");
     }
     Ok(())
-}
-
-fn root() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("xtask lies in the workspace").to_path_buf()
 }
 
 /// Writes a generated file, or with `check` compares it.

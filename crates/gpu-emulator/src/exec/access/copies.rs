@@ -1,10 +1,10 @@
 //! `cp.async`: what is read at the instruction arrives at the wait, and must not be read before.
 
 use super::{LaneFault, lanes_of};
-use crate::exec::{LAUNCH_FAILED, MISALIGNED_ADDRESS};
 use crate::exec::block::{Context, PENDING, WRITTEN};
 use crate::exec::lanes::memory::addresses;
 use crate::exec::warp::Warp;
+use crate::exec::{LAUNCH_FAILED, MISALIGNED_ADDRESS};
 use crate::memory::race::Touch;
 use crate::ptx::ast::Space;
 use crate::ptx::code::Inst;
