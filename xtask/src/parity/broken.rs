@@ -10,31 +10,8 @@ use super::{Backend, device, products, run_case};
 fn broken(kernel: &'static Kernel, from: &str, to: &str) -> &'static Kernel {
     assert!(kernel.source.contains(from), "{} does not hold {from:?}", kernel.name);
     let source = kernel.source.replacen(from, to, 1);
-    let Kernel {
-        name,
-        summary,
-        isa,
-        min_capability,
-        parameters,
-        dimensions,
-        geometry,
-        shared_bytes,
-        oracle,
-        ..
-    } = *kernel;
     // A descriptor is static; a test may leak a few.
-    Box::leak(Box::new(Kernel {
-        source: source.leak(),
-        name,
-        summary,
-        isa,
-        min_capability,
-        parameters,
-        dimensions,
-        geometry,
-        shared_bytes,
-        oracle,
-    }))
+    Box::leak(Box::new(Kernel { source: source.leak(), ..*kernel }))
 }
 
 /// What parity says of the case: the fault of a launch, or the first element that differs.

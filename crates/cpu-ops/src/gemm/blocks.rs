@@ -1,9 +1,9 @@
 //! Block sizes, and how an output is cut into tasks. Letters as in the literature on blocked products:
 //! C is M x N, the inner dimension is K; KC, MC and NC are the block lengths along them.
 //!
-//! Whatever touches the order of a sum (KC) depends on K alone. Whatever depends on the number of threads
-//! only decides who computes which elements of C. That is why a result has the same bytes on any number
-//! of threads.
+//! Whatever touches the order of a sum (KC, and the parts of a deep product) depends on the sizes alone. Whatever
+//! depends on the number of threads only decides who computes which elements of C. That is why a result has the
+//! same bytes on any number of threads.
 
 use std::ops::Range;
 

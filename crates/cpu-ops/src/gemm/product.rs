@@ -4,12 +4,12 @@
 //! 5  for jc in columns, NC at a time
 //! 4    for pc in the inner dimension, KC at a time            (in order: it is the order of the sums)
 //! 3      for ic in rows, MC at a time:                        pack A[ic, pc], MC x KC, for the L2 cache
-//! 2        for jr in jc, a sliver of NR columns at a time:    at the first ic, pack B[pc, jr], for the L1 cache
+//! 2        for jr in jc, a sliver of NR columns at a time:    at the first ic, pack B[pc, jr]
 //! 1          for ir in ic, MR rows at a time:                 microkernel: C[ir, jr] += A[ir, pc] B[pc, jr]
 //! ```
 //!
 //! A sliver of B is packed when it is first needed, so with up to MC rows (a usual batch) it is used while it
-//! is still in the L1 cache. A plain f32 B is packed by the microkernel itself: its first tile reads B where it
+//! is still in a cache near by. A plain f32 B is packed by the microkernel itself: its first tile reads B where it
 //! lies and leaves a copy for the others, so that packing costs neither a pass nor a place in the L2 cache.
 
 use std::ops::Range;

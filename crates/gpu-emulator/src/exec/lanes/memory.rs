@@ -238,18 +238,12 @@ pub fn load_shared(
     access: &Access,
     mask: u32,
 ) -> bool {
-    let n = access.bytes();
-    let address = addresses(r, access.base, access.offset);
-    match Rows::new(&address, mask, 0, n) {
-        Some(rows) if rows.end <= bytes.len() => {
-            let written = by_width!(n, all_written(&rows, &States(states)));
-            if written {
-                read_rows(r, access, bytes, &rows, mask);
-            }
-            written
-        }
-        _ => false,
+    let Some(rows) = shared_rows(r, bytes, access, mask) else { return false };
+    let written = by_width!(access.bytes(), all_written(&rows, &States(states)));
+    if written {
+        read_rows(r, access, bytes, &rows, mask);
     }
+    written
 }
 
 /// A store to shared memory.
@@ -261,14 +255,15 @@ pub fn store_shared(
     access: &Access,
     mask: u32,
 ) -> bool {
-    let n = access.bytes();
+    let Some(rows) = shared_rows(r, bytes, access, mask) else { return false };
+    by_width!(access.bytes(), write_rows(r, access, bytes, &mut States(states), &rows, mask))
+}
+
+/// Where the lanes' rows lie in shared memory; `None` where one is outside or not aligned.
+#[inline(always)]
+fn shared_rows(r: &Registers, bytes: &[u8], access: &Access, mask: u32) -> Option<Rows> {
     let address = addresses(r, access.base, access.offset);
-    match Rows::new(&address, mask, 0, n) {
-        Some(rows) if rows.end <= bytes.len() => {
-            by_width!(n, write_rows(r, access, bytes, &mut States(states), &rows, mask))
-        }
-        _ => false,
-    }
+    Rows::new(&address, mask, 0, access.bytes()).filter(|rows| rows.end <= bytes.len())
 }
 
 #[inline(always)]
